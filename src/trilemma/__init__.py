@@ -13,8 +13,8 @@ The rooms of the house, from the ground up:
 
 and, for short, `Task`, `Privacy` and `run`: a run in one call; `Declaration` and `Values`: what a record may
 be; `split` and `fill`: what is decided about a record by that record alone; `load`: the result in a folder;
-`inputs`: what an exported model takes. What is named here is imported when it is first used, so that
-`import trilemma` costs nothing.
+`inputs`: what an exported model takes; `UserError`: what a user's mistake raises. What is named here is
+imported when it is first used, so that `import trilemma` costs nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trilemma import aggregation, attacks, data, learning, models, privacy, report, simulate, task
     from trilemma import experiment as config
     from trilemma.api import Privacy, load, run
+    from trilemma.base.errors import UserError
     from trilemma.data import Declaration, Values, fill, split
     from trilemma.experiment import inputs
     from trilemma.task import Task
@@ -40,8 +41,8 @@ _ROOMS = {
     "simulate": "simulate", "task": "task",
 }  # fmt: skip
 _SHORT = {
-    "Declaration": "data", "Privacy": "api", "Task": "task", "Values": "data", "fill": "data",
-    "inputs": "experiment", "load": "api", "run": "api", "split": "data",
+    "Declaration": "data", "Privacy": "api", "Task": "task", "UserError": "base.errors", "Values": "data",
+    "fill": "data", "inputs": "experiment", "load": "api", "run": "api", "split": "data",
 }  # fmt: skip
 """Names that belong to a room and are also found here."""
 
@@ -49,6 +50,7 @@ __all__ = [
     "Declaration",
     "Privacy",
     "Task",
+    "UserError",
     "Values",
     "aggregation",
     "attacks",

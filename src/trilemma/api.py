@@ -12,8 +12,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from trilemma import experiment as configuration
 from trilemma import learning, report, simulate
-from trilemma.base.errors import ConfigError, nearest
+from trilemma.base.errors import ConfigError, UserError, known_as, nearest
 from trilemma.base.options import mistakes
 from trilemma.experiment import Config
 from trilemma.experiment.schema import AggregationTable, DataTable, FederationTable, PrivacyTable, RunTable
@@ -49,8 +50,7 @@ class Privacy(PrivacyTable):
     1e-05
     >>> Privacy(epsilon=8)
     Traceback (most recent call last):
-    trilemma.base.errors.ConfigError: [privacy] noise without a threat model certifies nothing: give threat =
-    ...
+    trilemma.base.errors.ConfigError: privacy: noise without a threat model certifies nothing: give threat = ...
     """
 
     def __init__(self, **values: Any) -> None:
@@ -58,7 +58,7 @@ class Privacy(PrivacyTable):
             super().__init__(**values)
         except ValidationError as error:
             said = mistakes(error, PrivacyTable.model_fields)
-            raise ConfigError("\n".join(f"[privacy] {mistake}" for mistake in said)) from None
+            raise ConfigError("\n".join(f"privacy: {mistake}" for mistake in said)) from None
 
 
 def run(
@@ -102,20 +102,32 @@ def run(
         observer: Is told about every round (`simulate.Observer`): for a tracker of experiments.
         more: Other keys of the configuration.
     """
+    with _in_arguments():
+        return _run(
+            task, out, resume, baseline, progress, observer,
+            algorithm=algorithm, rule=rule, attack=attack, byzantine=byzantine, privacy=privacy,
+            rounds=rounds, seeds=seeds, **more,
+        )  # fmt: skip
+
+
+def _run(
+    task: Task | Path | str | None,
+    out: Path | str | None,
+    resume: bool,
+    baseline: bool,
+    progress: bool | None,
+    observer: simulate.Observer | None,
+    **arguments: Any,
+) -> report.Result:
     own: Any = Task.from_file(task) if isinstance(task, str | Path) else task
     if own is not None and not isinstance(own, Task):
         raise ConfigError(f"task is a {type(own).__name__}; allowed: a Task, or the path of a task.py")
-    settings = configured(
-        own,
-        algorithm=algorithm,
-        rule=rule,
-        attack=attack,
-        byzantine=byzantine,
-        privacy=privacy,
-        rounds=rounds,
-        seeds=seeds,
-        **more,
-    )
+    settings = configured(own, **arguments)
+    if settings.attack.name != "none" and not settings.federation.byzantine:
+        raise ConfigError(
+            f"attack = {settings.attack.name!r}, and nobody plays it: byzantine = 0; allowed: byzantine = 1 "
+            "or more, or no attack"
+        )
     if resume and out is None:
         raise ConfigError("resume continues the run in a directory: name it with out")
     directory = simulate.named_directory(settings) if out is None else Path(out)
@@ -124,7 +136,7 @@ def run(
         settings = simulate.settled(settings, own)
         if bar is not None:
             for note in settings.notes:
-                bar.say(note)
+                bar.say(spoken(note))
         everyone = simulate.Everyone([one for one in (bar, observer) if one is not None])
         train(settings, directory, everyone, own)
         if baseline and settings.federation.byzantine:
@@ -181,10 +193,37 @@ def _table(value: Any) -> dict[str, Any]:
 
 def _meant(key: str, known: Sequence[str]) -> str:
     """Say what an unknown argument may have meant: another, or an option of an algorithm."""
-    owners = [name for name, options in learning.algorithms.items() if key in options.model_fields]
-    if owners:
-        return f"it is an option of the algorithm, as in algorithm={{'name': {owners[0]!r}, {key!r}: …}}"
+    for name, options in learning.algorithms.items():
+        for option in (key,) if key in options.model_fields else known_as(key, options.model_fields):
+            return f"it is an option of the algorithm, as in algorithm={{'name': {name!r}, {option!r}: …}}"
     return nearest(key, known)
+
+
+@contextmanager
+def _in_arguments() -> Iterator[None]:
+    """Say what is wrong in terms of arguments: there is neither a file nor a command line here."""
+    try:
+        yield
+    except UserError as error:
+        said = spoken(str(error))
+        if said == str(error):
+            raise
+        raise type(error)(said) from None
+
+
+def spoken(message: str) -> str:
+    """Return a message about tables of a file and flags of a command in terms of arguments.
+
+    >>> spoken("[run] rounds = 0: too few; allowed: another --out, or [privacy] clip")
+    'rounds = 0: too few; allowed: another out, or privacy clip'
+    >>> spoken("[algorithm] lr = 'fast': must be a number")
+    "algorithm: lr = 'fast': must be a number"
+    """
+    flat = "|".join(FLAT)
+    message = re.sub(rf"\[({flat})\] ", "", message)
+    message = re.sub(r"^\[([a-z.]+)\] ", r"\1: ", message, flags=re.MULTILINE)
+    message = re.sub(r"\[([a-z.]+)\](?= [a-z])", r"\1", message)
+    return re.sub(r"(?<![\w-])--([a-z])", r"\1", message)
 
 
 def _bar(progress: bool | None) -> AbstractContextManager[ProgressBar | None]:

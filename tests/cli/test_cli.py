@@ -210,7 +210,9 @@ def test_what_a_new_name_leaves_behind_is_noted_on_standard_error(tmp_path: Path
 
 def test_an_attack_that_nobody_plays_is_noted(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()  # so that nothing is run
-    result = CliRunner().invoke(app, ["run", "--set", "attack.name=sf", "--json", "--out", str(tmp_path)])
+    nobody = ["run", "--set", "attack.name=sf", "--json", "--out", str(tmp_path)]
+    assert "nobody plays it" in str(CliRunner().invoke(app, nobody).exception)
+    result = CliRunner().invoke(app, [*nobody, "--set", "federation.byzantine=0"])
     assert "already holds something" in str(result.exception)
     assert result.stderr == "note: nobody plays the attack sf: [federation] byzantine = 0\n"
 

@@ -7,7 +7,7 @@ allowed. The command line prints the message, without a traceback, and exits wit
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 
 class UserError(ValueError):
@@ -96,11 +96,20 @@ def hint(name: str, allowed: Iterable[str], likeness: float = 0.5) -> str:
     >>> hint("learnd_mean", ["cwtm", "mean"])
     ''
     """
-    names, bare = sorted(allowed), _bare(name)
-    meant = [one for one in names if _bare(one) == bare or bare in ELSEWHERE.get(one, ())]
-    close = meant or difflib.get_close_matches(name.lower(), names, n=1, cutoff=likeness)
-    close = [one for one in close if one not in UNDEFENDED or len(name) <= len(one) + 1]
+    names = sorted(allowed)
+    close = [*known_as(name, names)] or difflib.get_close_matches(name.lower(), names, n=1, cutoff=likeness)
+    close = [one for one in close if one not in UNDEFENDED or _bare(one) == _bare(name)]
     return f"did you mean {close[0]!r}? " if close else ""
+
+
+def known_as(name: str, allowed: Iterable[str]) -> Iterator[str]:
+    """Yield what is called `name` elsewhere, or but for hyphens and capitals.
+
+    >>> [*known_as("learning_rate", ["lr", "momentum"])]
+    ['lr']
+    """
+    bare = _bare(name)
+    return (one for one in allowed if _bare(one) == bare or bare in ELSEWHERE.get(one, ()))
 
 
 def _bare(name: str) -> str:

@@ -175,6 +175,11 @@ def _settings(
     own = None if task is None else configuration.Own(task.clients_known)
     settings = configuration.load(path, extra, own, plugins)
     idle = settings.attack.name != "none" and not settings.federation.byzantine
+    if idle and "byzantine" not in settings.source.get("federation", {}):
+        raise ConfigError(
+            f"[attack] name = {settings.attack.name!r}, and nobody plays it: [federation] byzantine is not "
+            "said; allowed: 1 or more (or 0, to leave the attack out for once)"
+        )
     nobody = f"nobody plays the attack {settings.attack.name}: [federation] byzantine = 0"
     for note in (*settings.notes, *([nobody] if idle else [])):  # on standard error, before anything runs
         Console(stderr=True).print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)

@@ -110,7 +110,7 @@ class Config:
     def with_(self, *assignments: str) -> Config:
         """Return a copy with `table.key=value` assignments applied."""
         changed = parse(self.source, assignments)
-        return replace(changed, notes=(*self.notes, *changed.notes))
+        return replace(changed, notes=tuple(dict.fromkeys((*self.notes, *changed.notes))))
 
 
 def load(
@@ -204,11 +204,21 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[Assignment] = (), own: O
         parts[name] = _check(problems, name, schema, tables.part(name))
     if problems:
         raise ConfigError("\n".join(problems))
+    wanted: PrivacyTable = parts["privacy"]
+    if wanted.aims and "delta" not in wanted.model_fields_set:
+        tables.notes.append(DELTA_UNSAID.format(wanted.delta))
     config = auto.begun(Config(**parts, notes=tuple(tables.notes)), asked)
     used = [one for one in from_packages if one.entries & _names(config) and one not in plugins]
     auto.put_back(tables.values, asked)
     source = {**tables.values, "plugins": [plugin.located for plugin in plugins]}
     return replace(config, plugins=(*plugins, *used), source=source)
+
+
+DELTA_UNSAID = (
+    "[privacy] delta = {:g}, as nothing is said: the chance that the promise fails; keep it below one over "
+    "the number of records, as 1/m^1.1 is"
+)
+"""What is said of the default δ."""
 
 
 def _named_plugins(raw: Mapping[str, Any]) -> list[str]:

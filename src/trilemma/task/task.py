@@ -90,8 +90,8 @@ class Task:
             )
         if isinstance(self.model, type) and not _can_be_made(self.model):
             raise UserError(
-                f"model is the class {self.model.__name__}, which needs arguments: give a function that makes "
-                f"one, as in model=lambda: {self.model.__name__}(…)"
+                f"model is the class {self.model.__name__}, which needs arguments: give a function that "
+                f"makes one, as in model=lambda: {self.model.__name__}(…)"
             )
         if self.loss is not None and not callable(self.loss):
             raise UserError(
