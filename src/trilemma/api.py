@@ -50,7 +50,7 @@ class Privacy(PrivacyTable):
     1e-05
     >>> Privacy(epsilon=8)
     Traceback (most recent call last):
-    trilemma.base.errors.ConfigError: privacy: noise without a threat model certifies nothing: give threat = ...
+    trilemma.base.errors.ConfigError: privacy: noise without a threat model certifies nothing: give ...
     """
 
     def __init__(self, **values: Any) -> None:

@@ -118,7 +118,7 @@ def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = simulate("images", tmp_path / "run")
     trained = {name for name, _ in module(EXAMPLES / "images" / "task.py").model().named_parameters()}
     assert set(result.state_dict()) == trained  # frozen tensors come back too
-    assert len(result.model()) == 10 * 1024 + 10  # and only the head travelled
+    assert len(result.params()) == 10 * 1024 + 10  # and only the head travelled
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def tiny_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_banks_with_a_frozen_encoder(tiny_bank: Path) -> None:
     result = simulate("banks", tiny_bank / "run", "algorithm.batch_size=10")
-    assert len(result.model()) == 384 * 77
+    assert len(result.params()) == 384 * 77
 
 
 @pytest.mark.slow

@@ -68,12 +68,12 @@ def test_a_simulated_run_is_read_back(run: Path) -> None:
     result = report.load(run)
     assert list(result.seeds) == [1, 2]
     assert [record.round for record in result.records] == [*range(1, 7)] * 2
-    assert np.array_equal(result.model(2).numpy(), np.load(run / "seed-2" / "model.npy"))
+    assert np.array_equal(result.params(2).numpy(), np.load(run / "seed-2" / "model.npy"))
     assert result.summary.accuracy.per_seed["2"] == pytest.approx(
         result.seeds[2][-1].metrics["accuracy"], abs=1e-6
     )
     with pytest.raises(UserError, match="no seed 3; allowed: 1, 2"):
-        result.model(3)
+        result.params(3)
 
 
 def test_whoever_uses_a_model_is_told_what_its_clients_did_to_examples(run: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path: Path) -> None:
     assert result.summary.accuracy.per_seed == {"1": pytest.approx(0.3), "2": None}
     assert result.summary.notes == ("not finished: 1 of 6 rounds",)
     with pytest.raises(UserError, match="not finished"):
-        result.model()
+        result.params()
 
 
 def test_a_federation_is_read_from_its_servers_folder(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_federation_is_read_from_its_servers_folder(tmp_path: Path) -> None:
     commit = runner.go()
     for folder in (tmp_path / "federation", tmp_path / "federation" / "server"):
         result = report.load(folder)
-        assert torch.equal(result.model(), commit.broadcast["params"])
+        assert torch.equal(result.params(), commit.broadcast["params"])
         assert [record.absent for record in result.records][:2] == [(), (2,)]
         assert result.summary.accuracy.mean == pytest.approx(result.records[-1].metrics["accuracy"], abs=1e-6)
         suspects = {one.client: one for one in result.suspects()}
@@ -232,11 +232,11 @@ def test_a_model_is_not_read_by_another_configuration(tmp_path: Path) -> None:
     result = report.load(tmp_path / "federation")
     assert result.records
     with pytest.raises(UserError, match="are not those with which run 'pilot' began: put them back"):
-        result.model()
+        result.params()
     for commit in (parties[0].run_folder("pilot") / "commits").iterdir():
         commit.write_bytes(commit.read_bytes()[:100])
     with pytest.raises(UserError, match="are not those with which run 'pilot' began: put them back"):
-        report.load(tmp_path / "federation").model()
+        report.load(tmp_path / "federation").params()
     parties[0].config.write_text(written)
     assert report.load(tmp_path / "federation").state_dict(), "the model is a file of its own"
 
@@ -252,7 +252,7 @@ def test_a_model_whose_file_a_disk_broke_is_refused(tmp_path: Path, party: str) 
     path.write_bytes(content)
     folder = tmp_path / "federation" / party
     with pytest.raises(UserError, match=r"result: not as it was written: its checksum is another"):
-        report.load(folder).model() if party == "server" else received(Party.open(folder)).params
+        report.load(folder).params() if party == "server" else received(Party.open(folder)).params
 
 
 def test_a_finished_run_whose_commits_are_gone_is_not_begun_again(tmp_path: Path) -> None:

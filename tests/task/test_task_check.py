@@ -106,7 +106,7 @@ def test_a_task_is_described_as_it_would_run(files):
         (("nn.Linear(4, 6)", "nn.Linear(5, 6)"), r"Net cannot be called on examples \(60, 4\)|\(63, 4\)"),
         (
             ("nn.Linear(6, 3)", "nn.Linear(6, 2)"),
-            r"outputs \(\d+, 2\) for 3 classes: cross entropy",
+            r"outputs \(\d+, 2\) for 3 classes .client 0, row 2: label 2.: cross entropy",
         ),
     ],
 )
@@ -185,7 +185,7 @@ def test_a_catalogue_model_is_exported_by_its_tensors(tmp_path):
     read = load_file(tmp_path / "model.safetensors")
     model = models.build("logistic", (68,), 2)
     assert {name: tuple(tensor.shape) for name, tensor in read.items()} == dict(model.shapes)
-    assert torch.equal(models.flatten(model, read), result.model())
+    assert torch.equal(models.flatten(model, read), result.params())
 
 
 def test_what_a_configuration_trains_is_what_is_announced_and_looked_at(files):

@@ -31,7 +31,7 @@ def task(**more: Any) -> tl.Task:
 @pytest.mark.parametrize("width", [2, 5])
 def test_a_label_without_an_output_is_told_by_client_and_row(width: int) -> None:
     wrong = task(model=lambda: nn.Linear(3, width), clients={"north": examples(), "south": examples(label=7)})
-    with pytest.raises(tl.UserError, match=rf"{width} outputs for 8 classes .client 'south', row 5: label 7"):
+    with pytest.raises(tl.UserError, match=rf", {width}\) for 8 classes .client 'south', row 5: label 7"):
         wrong.learner(wrong.dataset)
 
 

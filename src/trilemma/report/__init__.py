@@ -5,7 +5,7 @@
 >>> out = pathlib.Path(tempfile.mkdtemp()) / "run"
 >>> summary = simulate.run(config.parse({}, ["run.rounds=3"]), out)
 >>> result = report.load(out)
->>> len(result.records), result.summary == summary, result.model().shape
+>>> len(result.records), result.summary == summary, result.params().shape
 (3, True, torch.Size([69]))
 """
 

@@ -11,9 +11,10 @@ from trilemma import models
 from trilemma.base.errors import UserError, nearest
 from trilemma.base.keys import Key
 from trilemma.experiment import OWN
-from trilemma.experiment.assembly import learner_of
+from trilemma.experiment.assembly import learner_of, of_task
 from trilemma.report.glance import BASELINE, deployed_records, simulated_records, so_far, written_summary
 from trilemma.report.result import Result
+from trilemma.report.trained import Trained, in_use
 from trilemma.simulate import RunDirectory, assemble
 from trilemma.task import Task
 
@@ -67,9 +68,20 @@ def _simulation(folder: Path, task: Task | None = None) -> Result:
             return directory.tensors(flat)
         return models.state_dict(model, flat, directory.seed(seed).statistics())
 
-    return Result(
-        folder, settings, summary, seeds, lambda seed: directory.seed(seed).model(), named, baseline
+    def trained(seed: int) -> Trained:
+        """Return a seed's model with what it takes to use it."""
+        own = task or (directory.task() if directory.has_task else None)
+        statistics = directory.seed(seed).statistics() or {}
+        if own is None:
+            return in_use(assemble(settings, seed).clients.model, result, seed, statistics)
+        learner, _ = of_task(settings, Key(seed), own)
+        return in_use(learner.model, result, seed, statistics, learner, own)
+
+    result = Result(
+        *(folder, settings, summary, seeds, lambda seed: directory.seed(seed).model(), named, baseline),
+        find_trained=trained,
     )
+    return result
 
 
 def _federation(folder: Path, name: str | None) -> Result:
@@ -111,7 +123,15 @@ def _federation(folder: Path, name: str | None) -> Result:
     def caveat() -> str:
         return about_statistics(load_task(server).model)
 
-    return Result(log.folder, settings, summary, seeds, model, named, find_caveat=caveat)
+    def trained(seed: int) -> Trained:
+        party = load_task(server)
+        own = None if server.task is None else Task.from_file(server.task)
+        return in_use(party.model, result, seed, {}, party.assembled.learner, own)
+
+    result = Result(
+        *(log.folder, settings, summary, seeds, model, named), find_caveat=caveat, find_trained=trained
+    )
+    return result
 
 
 def about_statistics(model: models.Model) -> str:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
 
 from trilemma.base.errors import UserError
 from trilemma.base.records import Record, Summary
 from trilemma.experiment import Config, Inputs
 from trilemma.report.curves import Curve, plot_curves
 from trilemma.report.tables import Table, results_table, tightest_epsilon
+from trilemma.report.trained import Trained
 from trilemma.report.trust import Suspect, plot_shares, shares, trusted, verdict
 
 
@@ -34,6 +36,7 @@ class Result:
     name_tensors: Callable[[Tensor, int], dict[str, Tensor]] = field(repr=False, compare=False)
     baseline: Result | None = field(default=None, repr=False)
     find_caveat: Callable[[], str] = field(default=lambda: "", repr=False, compare=False)
+    find_trained: Callable[[int], Trained] | None = field(default=None, repr=False, compare=False)
 
     @property
     def caveat(self) -> str:
@@ -58,7 +61,32 @@ class Result:
         attack = "nobody lies" if self.summary.attack == "none" else f"attack: {self.summary.attack}"
         return f"{self.title}\nε = {epsilon}{by}, f = {self.config.federation.f}, {attack}"
 
-    def model(self, seed: int | None = None) -> Tensor:
+    @property
+    def model(self) -> nn.Module:
+        """The first seed's model as one module, in evaluation mode: features and buffers included.
+
+        It takes examples as the run's data have them: `result.model(x)`. See also `predict` and `evaluate`.
+        """
+        return self.trained().net
+
+    def predict(self, x: Any, seed: int | None = None) -> np.ndarray:
+        """Return what a seed's model says of examples: their classes, by name where the task names them.
+
+        `x` is an array, a tensor, a data frame, the path of a table, or a mapping of columns.
+        """
+        return self.trained(seed).predict(x)
+
+    def evaluate(self, x: Any, y: Any = None, seed: int | None = None) -> dict[str, float]:
+        """Return a seed's loss and metrics on examples; a table or a data set brings targets of its own."""
+        return self.trained(seed).evaluate(x, y)
+
+    def trained(self, seed: int | None = None) -> Trained:
+        """Return a seed's model with what it takes to use it."""
+        if self.find_trained is None:
+            raise UserError("this result has no model to use; state_dict() has its tensors")
+        return self.find_trained(self._seed(seed))
+
+    def params(self, seed: int | None = None) -> Tensor:
         """Return the parameters a seed returned, the first one's by default.
 
         A flat vector (d,), or (k, d) where the clients that compute keep models of their own.
@@ -68,9 +96,9 @@ class Result:
     def state_dict(self, seed: int | None = None, client: int | None = None) -> dict[str, Tensor]:
         """Return a seed's model under its own names: `net.load_state_dict(result.state_dict())`.
 
-        `client` says whose, where clients keep models of their own: its row in `model()`.
+        `client` says whose, where clients keep models of their own: its row in `params()`.
         """
-        flat = self.model(seed)
+        flat = self.params(seed)
         if flat.dim() == 2:
             if client is None or not 0 <= client < len(flat):
                 raise UserError(

@@ -41,9 +41,9 @@ def refuse_missing_outputs(
     by_class = (isinstance(loss, nn.CrossEntropyLoss) and outputs.dim() == 2) or loss is token_cross_entropy
     if by_class and classes is not None and outputs.shape[-1] < classes:
         raise UserError(
-            f"{model} has {outputs.shape[-1]} outputs for {classes} classes{first(outputs.shape[-1])}: cross "
-            "entropy takes one for each class, in the last axis; for one logit of two classes give targets "
-            "0.0 and 1.0 of the outputs' shape, with loss = nn.BCEWithLogitsLoss(); if the targets are "
+            f"{model} has outputs {tuple(outputs.shape)} for {classes} classes{first(outputs.shape[-1])}: "
+            "cross entropy takes one for each class, in the last axis; for one logit of two classes give "
+            "targets 0.0 and 1.0 of the outputs' shape, with loss = nn.BCEWithLogitsLoss(); if the targets are "
             'numbers to predict and no classes, say target = "values"'
         )
 

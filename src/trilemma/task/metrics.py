@@ -1,7 +1,8 @@
 """Metrics by name: how good a model's outputs are on test examples, beside the loss.
 
 A metric is a function `(outputs, targets) -> number` of a whole test set; any callable of that shape will do,
-and the ones here have names that configurations and task files may use.
+and the ones here have names that configurations and task files may use. Metrics of scikit-learn, which take
+targets first, are taken as they are.
 
 `outputs` are what the model returned, unchanged: one logit (n,) or (n, 1) for two classes, one per class
 (n, c), one per label (n, labels), one per token and class (n, t, c), or predicted numbers. `targets` are as
@@ -11,8 +12,11 @@ there is none, or numbers like the outputs.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +36,7 @@ LOWER_IS_BETTER = frozenset({"loss", "mse", "mae", "backdoor"})
 
 
 def chosen(
-    wanted: Iterable[str] | Mapping[str, str | Metric] | None, classes: int | None
+    wanted: Metric | Iterable[str | Metric] | Mapping[str, str | Metric] | None, classes: int | None
 ) -> dict[str, Metric]:
     """Return metrics by name; without a choice accuracy where there are classes, else the squared error.
 
@@ -44,20 +48,69 @@ def chosen(
     """
     if wanted is None:
         wanted = ("mse",) if classes is None else ("accuracy",)
-    if isinstance(wanted, str):
+    if isinstance(wanted, str) or callable(wanted):
         wanted = (wanted,)
     if not isinstance(wanted, Mapping):
-        return {name: metrics[name] for name in wanted}
-    found = {name: metrics[metric] if isinstance(metric, str) else metric for name, metric in wanted.items()}
-    for name, metric in found.items():
+        wanted = {one if isinstance(one, str) else name_of(one): one for one in wanted}
+    found: dict[str, Any] = {
+        name: metrics[metric] if isinstance(metric, str) else metric for name, metric in wanted.items()
+    }
+    for name, metric in [*found.items()]:
         if not callable(metric):
             raise UserError(f"metric {name!r} is a {type(metric).__name__}; allowed: a name or a function")
+        if of_sklearn(metric):
+            found[name] = from_sklearn(metric, classes)
     for name in found:
         if name in SUMMARY:
             raise UserError(
                 f"a metric cannot be called {name!r}: a summary has that already; choose another name"
             )
     return found
+
+
+def name_of(metric: Any) -> str:
+    """Return what a function is called; that of a `functools.partial`, whatever it was given.
+
+    >>> name_of(partial(mse, targets=None)), name_of(mae)
+    ('mse', 'mae')
+    """
+    bare = _bare(metric)
+    return str(getattr(bare, "__name__", type(bare).__name__))
+
+
+def of_sklearn(metric: Any) -> bool:
+    """Tell whether a function is one of scikit-learn's, which takes targets first, as arrays."""
+    return str(getattr(_bare(metric), "__module__", "")).startswith("sklearn.")
+
+
+def from_sklearn(metric: Callable[..., Any], classes: int | None) -> Metric:
+    """Return a metric of scikit-learn as one of outputs and targets.
+
+    What it calls `y_pred` are labels, or numbers where there are no classes; anything else (`y_score`,
+    `y_proba`) are chances: of the second of two classes, else of each.
+    """
+    takes = [*inspect.signature(_bare(metric)).parameters][1]
+
+    def score(outputs: Tensor, targets: Tensor) -> float:
+        outputs, targets = outputs.detach().cpu(), targets.detach().cpu()
+        if classes is None:
+            return float(metric(targets.numpy(), outputs.reshape(targets.shape).numpy()))
+        if takes == "y_pred":
+            predicted, right = _predicted(outputs, targets)
+            known = right != IGNORED
+            if predicted.dim() == 2 and outputs.shape == targets.shape and outputs.shape[1] > 1:
+                return float(metric(right.numpy(), predicted.numpy()))  # several labels of each example
+            return float(metric(right[known].numpy(), predicted[known].numpy()))
+        if outputs.shape == targets.shape or outputs.shape[-1] == 1:
+            return float(metric(targets.numpy(), outputs.sigmoid().reshape(targets.shape).numpy()))
+        chances = outputs.softmax(-1)
+        return float(metric(targets.numpy(), (chances[:, 1] if chances.shape[1] == 2 else chances).numpy()))
+
+    return score
+
+
+def _bare(metric: Any) -> Any:
+    return metric.func if isinstance(metric, partial) else metric
 
 
 @metrics.register("accuracy")

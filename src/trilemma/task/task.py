@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from trilemma import data, models
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
+from trilemma.data.own.table_files import is_table, whole
+from trilemma.data.own.tables import by_client
 from trilemma.data.types import Batch, Dataset, columns_of, each
 from trilemma.models.types import Model
 from trilemma.task.file import TaskFile
@@ -40,11 +42,13 @@ class Task:
         test: Test examples for everyone, or for each client; or a function that returns them.
         loss: A function `(outputs, targets)` or a loss of `torch.nn`. Default: cross entropy where there are
             classes, else the mean squared error.
-        metrics: Names, or a mapping of names to functions `(outputs, targets) -> number`. Default: accuracy
-            where there are classes, else the mean squared error.
+        metrics: Names, functions `(outputs, targets) -> number` or metrics of scikit-learn, or a mapping of
+            names to them. Default: accuracy where there are classes, else the mean squared error.
         classes: Number of classes, or their names in order (public). Default: as many as the data show.
         target: What targets are, where their type does not say it: classes, multi-label, tokens, values.
-        label: The label's column, where a client is a mapping of columns.
+        label: The label's column, where a client is a table or a mapping of columns.
+        client: The column that says whose row it is, where `clients` is one table of all: a data frame of
+            pandas or polars, a table of pyarrow, a split of Hugging Face, or the path of a CSV or Parquet file.
         length: What columns of varying length are padded to (public).
         coupled: Whether the loss looks at several examples of a batch at once. Default: found out by trying.
         count: Number of clients, where `clients` is a function.
@@ -69,10 +73,11 @@ class Task:
     clients: Sequence[Any] | Mapping[Any, Any] | Callable[..., Any]
     test: Any = None
     loss: Loss | None = None
-    metrics: Iterable[str] | Mapping[str, str | Metric] | None = None
+    metrics: Metric | Iterable[str | Metric] | Mapping[str, str | Metric] | None = None
     classes: int | Sequence[Any] | None = None
     target: data.Target | None = None
     label: str | None = None
+    client: str | None = None
     length: int | None = None
     coupled: bool | None = None
     count: int | None = None
@@ -114,12 +119,17 @@ class Task:
         if self.records is not None and not callable(self.clients):
             raise UserError("records go with clients that is a function of a client's number and its records")
         chosen(self.metrics, 2)
-        if isinstance(self.clients, str | bytes | Path) or not (
+        if self.client is not None:
+            if self.label is None:
+                raise UserError(f"client = {self.client!r} names a column; say with label which is predicted")
+            object.__setattr__(self, "clients", by_client(self.clients, self.client))
+        if is_table(self.clients) or not (
             callable(self.clients) or isinstance(self.clients, Sequence | Mapping)
         ):
             raise UserError(
                 f"clients is a {type(self.clients).__name__}; allowed: a list with one entry per client, a "
-                "mapping of their names to them, or a function of the client's number"
+                "mapping of their names to them, a function of the client's number, or one table with client "
+                "= the column that says whose row it is"
             )
         if not callable(self.clients):
             _ = self.dataset  # so that what is wrong with the data is said where they are given
@@ -224,6 +234,12 @@ class Task:
             return None
         return self._read([given], given)
 
+    def read(self, given: Any) -> Dataset:
+        """Return examples that somebody brings, read as a client's are: checked, with the task's classes."""
+        if self.client is not None and is_table(given):
+            given = whole(given, self.client)
+        return self._as_read({"the examples": given}, None)
+
     def learner(self, dataset: Dataset | None) -> Learner:
         """Return the model with its loss, and how it is scored; `dataset` decides what is not said."""
         loss = self.loss or default_loss(dataset)
@@ -281,6 +297,8 @@ class Task:
 
     def _as_read(self, clients: Any, test: Any) -> Dataset:
         said = self.expects
+        if self.client is not None and is_table(test):
+            test = whole(test, self.client)
         return data.from_clients(
             clients,
             test,

@@ -4,6 +4,9 @@ A client's examples are one of
 
 * `(x, y)`: arrays, tensors or lists; `x` may be a mapping of names to them;
 * a torch `Dataset` whose items are `(x, y)`, or mappings with a label among them;
+* a `DataLoader` with torch's own collation, of which the data set is taken: batches are ours to draw;
+* a table: a data frame of pandas or polars, a table of pyarrow, the path of a CSV, TSV or Parquet file, with
+  a label among its columns. Columns of single numbers become one matrix;
 * a mapping of columns, as Hugging Face data sets have them, with a label among them. Columns whose rows
   differ in length are padded with 0, and a mask column says what is real.
 
@@ -29,7 +32,9 @@ import torch
 from torch import Tensor
 
 from trilemma.base.errors import UserError, nearest
-from trilemma.data.own.columns import Column, Place, read_column
+from trilemma.data.own.columns import ClientExamples, Column, Place, read_column
+from trilemma.data.own.reading import Reading
+from trilemma.data.own.table_files import Share, is_table, whole
 from trilemma.data.own.targets import Target, Targets
 from trilemma.data.types import Dataset, Features, Holdings
 
@@ -38,18 +43,6 @@ MASK = "attention_mask"
 
 LABELS = ("label", "labels", "y", "target")
 """Names a label column may have without being pointed out."""
-
-
-@dataclass(frozen=True)
-class ClientExamples:
-    """One client's examples as they were given: columns (a single one has the empty name) and targets."""
-
-    place: Place
-    x: Mapping[str, Column]
-    y: Column
-
-    def __len__(self) -> int:
-        return len(self.y)
 
 
 def from_clients(
@@ -149,6 +142,18 @@ def assemble(
 
 def read_examples(given: Any, place: Place, label: str | None = None) -> ClientExamples:
     """Read one client's examples, in any of the forms the module names."""
+    if is_table(given):
+        share = given if isinstance(given, Share) else whole(given)
+        return Reading(_label(share.columns, place, label)).examples(
+            share.columns, place.who, share.rows, share.ignored
+        )
+    if isinstance(given, torch.utils.data.DataLoader):
+        if given.collate_fn is not torch.utils.data.default_collate:
+            raise UserError(
+                f"{place.who}: a DataLoader that collates in its own way; give its data set, whose items are "
+                "(x, y) or mappings of columns"
+            )
+        return read_examples(given.dataset, place, label)
     if isinstance(given, tuple) and len(given) == 2:
         x, y = given
     elif type(given) is torch.utils.data.TensorDataset and len(given.tensors) == 2:
@@ -156,13 +161,13 @@ def read_examples(given: Any, place: Place, label: str | None = None) -> ClientE
     elif isinstance(given, Mapping):
         x, y = _without_label(given, place, label)
     elif hasattr(given, "column_names"):  # a Hugging Face data set
-        x, y = _without_label({name: given[name] for name in given.column_names}, place, label)
+        x, y = _without_label({name: list(given[name]) for name in given.column_names}, place, label)
     elif isinstance(given, torch.utils.data.Dataset):
         x, y = _from_items(list(_items(given)), place, label)
     else:
         raise UserError(
-            f"{place.who}: cannot read a {type(given).__name__}; allowed: (x, y), a torch Dataset, or a "
-            "mapping of columns; of a data frame (frame[features].to_numpy(), frame[label].to_numpy())"
+            f"{place.who}: cannot read a {type(given).__name__}; allowed: (x, y), a torch Dataset or "
+            "DataLoader, a data frame, the path of a table, or a mapping of columns"
         )
     columns = x if isinstance(x, Mapping) else {"": x}
     read = {str(name): read_column(values, place, str(name)) for name, values in columns.items()}
@@ -181,13 +186,19 @@ def read_examples(given: Any, place: Place, label: str | None = None) -> ClientE
 def _without_label(
     columns: Mapping[str, Any], place: Place, label: str | None
 ) -> tuple[Mapping[str, Any], Any]:
+    chosen = _label(columns, place, label)
+    return {name: values for name, values in columns.items() if name != chosen}, columns[chosen]
+
+
+def _label(columns: Mapping[str, Any], place: Place, label: str | None) -> str:
+    """Return which column is the label's."""
     names = [label] if label is not None else [name for name in LABELS if name in columns]
     if len(names) != 1 or names[0] not in columns:
         wanted = (
             f"no column {label!r}" if label is not None else f"{len(names)} columns that may be the label"
         )
         raise UserError(f"{place.who}: {wanted}; say which with label; {nearest(label or 'label', columns)}")
-    return {name: values for name, values in columns.items() if name != names[0]}, columns[names[0]]
+    return names[0]
 
 
 def _items(given: torch.utils.data.Dataset[Any]) -> Iterator[Any]:
@@ -224,7 +235,9 @@ def _per_client(test: Any) -> dict[Any, Any] | None:
     if isinstance(test, list):
         return dict(enumerate(test))
     if isinstance(test, Mapping) and all(
-        isinstance(given, tuple | Mapping | torch.utils.data.Dataset) or hasattr(given, "column_names")
+        isinstance(given, tuple | Mapping | torch.utils.data.Dataset | torch.utils.data.DataLoader)
+        or hasattr(given, "column_names")
+        or is_table(given)
         for given in test.values()
     ):
         return dict(test)

@@ -96,6 +96,18 @@ class Column:
         return padded
 
 
+@dataclass(frozen=True)
+class ClientExamples:
+    """One client's examples as they were given: columns (a single one has the empty name) and targets."""
+
+    place: Place
+    x: Mapping[str, Column]
+    y: Column
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
 def read_column(values: Any, place: Place, column: str, *, text: bool = False) -> Column:
     """Read a column: floats become float32, integers int64, booleans stay; anything else is refused.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,15 @@ Columns = Mapping[str, Any]
 """A table: names of columns, and for each an array, or a list whose rows may be lists."""
 
 
+@dataclass(frozen=True)
+class Share:
+    """Some rows of a table, one client's for instance; `ignored` columns are neither features nor label."""
+
+    columns: Columns
+    rows: np.ndarray
+    ignored: tuple[str, ...] = ()
+
+
 def read_table(table: Any, names: Sequence[str] | None = None) -> Columns:
     """Return a table's columns: arrays of numbers (NaN where one is missing), or of text.
 
@@ -31,8 +41,11 @@ def read_table(table: Any, names: Sequence[str] | None = None) -> Columns:
     """
     if isinstance(table, Mapping):
         return {str(name): values for name, values in table.items()}
-    if hasattr(table, "columns") and hasattr(table, "to_numpy"):  # a pandas data frame
+    if _is_frame(table):
         return {str(name): table[name].to_numpy() for name in table.columns}
+    if hasattr(table, "column_names"):  # of pyarrow, whose columns are arrays, or of Hugging Face
+        arrow = hasattr(table, "schema")
+        return {name: table[name].to_numpy() if arrow else list(table[name]) for name in table.column_names}
     if not isinstance(table, str | Path):
         raise UserError(
             f"cannot read a {type(table).__name__} as a table; allowed: a data frame, a mapping of columns, "
@@ -48,6 +61,23 @@ def read_table(table: Any, names: Sequence[str] | None = None) -> Columns:
     if path.suffix == ".npz":
         return read_npz(path, names)
     raise UserError(f"{path.name}: unknown kind of table; allowed: {', '.join(SUFFIXES)}")
+
+
+def whole(table: Any, *ignored: str) -> Share:
+    """Return all rows of a table."""
+    columns = read_table(table)
+    return Share(columns, np.arange(len(next(iter(columns.values()), ()))), ignored)
+
+
+def is_table(given: Any) -> bool:
+    """Tell whether something is a table by itself: a frame, one of pyarrow, the path of a file, a share."""
+    arrow = hasattr(given, "column_names") and hasattr(given, "schema")
+    return isinstance(given, Share) or _is_frame(given) or arrow or isinstance(given, str | Path)
+
+
+def _is_frame(given: Any) -> bool:
+    """Tell whether something is a data frame, of pandas or of polars."""
+    return hasattr(given, "columns") and hasattr(given, "to_numpy")
 
 
 def _read_csv(path: Path, names: Sequence[str] | None) -> dict[str, np.ndarray]:
