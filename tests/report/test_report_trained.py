@@ -166,12 +166,8 @@ def test_metrics_of_scikit_learn_are_taken_as_they_are(tmp_path: Path) -> None:
     assert scores["f1 of both"] == pytest.approx(metrics.f1_score(y, said, average="macro"))
     chances = result.model(torch.from_numpy(x)).softmax(1)[:, 1].detach().numpy()
     assert scores["area"] == pytest.approx(metrics.roc_auc_score(y, chances))
-    assert [
-        *tl.Task(model=net, clients=[(x, y)], metrics=[metrics.f1_score, "auc"]).learner(None).metrics
-    ] == [
-        "f1_score",
-        "auc",
-    ]
+    listed = tl.Task(model=net, clients=[(x, y)], metrics=[metrics.f1_score, "auc"])
+    assert [*listed.learner(None).metrics] == ["f1_score", "auc"]
 
 
 def test_regression_is_scored_by_scikit_learn_too(tmp_path: Path) -> None:

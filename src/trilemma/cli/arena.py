@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trilemma.cli.output import doing
+
 if TYPE_CHECKING:
     from trilemma.papers.arena import Bout
 
@@ -50,6 +52,8 @@ def arena_command(
 
     Finished cells are skipped: the same command continues.
     """
+    if show is None:
+        doing(f"arena: choosing what to run; cells are kept in {out}, and the same command continues")
     from trilemma.base.errors import UserError
 
     if show is not None:
@@ -173,6 +177,7 @@ def _run(
     from trilemma.papers import arena, standings
     from trilemma.report.progress import GridProgress
 
+    doing(f"arena: {len(wanted)} cells")
     with GridProgress(Console(stderr=True)) as watcher:
         outcome = simulate.run_cells([bout.cell for bout in wanted], out, jobs=jobs, watcher=watcher)
     found = arena.rows(wanted, out)

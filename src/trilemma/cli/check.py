@@ -9,6 +9,7 @@ import typer
 
 from trilemma.base.errors import UserError
 from trilemma.cli.options import PluginOption
+from trilemma.cli.output import doing
 
 
 def check_command(
@@ -28,6 +29,7 @@ def check_command(
 
     Exit code 2, with the cure, if something is wrong.
     """
+    doing(f"{task}: reading all clients' data, trying model and loss, comparing gradients with autograd's")
     from rich.console import Console
 
     from trilemma.base import plugins

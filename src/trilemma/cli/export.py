@@ -89,6 +89,8 @@ def _export_own(party: Party, run: str | None, target: Path, at_home: bool | Non
     has = received(party, run)
     config, model = has.task.config, has.task.model
     wanted = config.aggregation.tune != "no" if at_home is None else at_home
+    if wanted:
+        note("at home: 25 ways to go on are tried on your own examples, each five times")
     home = has.at_home() if wanted else None
     params = has.params if home is None else home.found.params
     _write(models.state_dict(model, params), target, Inputs(config, config.run.seeds[0]))

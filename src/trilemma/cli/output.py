@@ -14,6 +14,12 @@ def say(text: str = "") -> None:
     _SCREEN.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
+def doing(text: str) -> None:
+    """Say on a terminal what takes a while now: before torch is imported, which takes seconds."""
+    if _ASIDE.is_terminal:
+        note(text)
+
+
 def note(text: str) -> None:
     """Print a line on standard error, beside what a command is asked for."""
     _ASIDE.print(printable(text), highlight=False, markup=False, soft_wrap=True)

@@ -11,6 +11,7 @@ import typer
 
 from trilemma.base.errors import ConfigError
 from trilemma.cli.options import PluginOption
+from trilemma.cli.output import doing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,6 +43,8 @@ def run_command(
 
     Over several processes, which share the clients: torchrun --nproc-per-node 4 -m trilemma run …
     """
+    if not as_json:
+        doing(f"run: reading {resume or config or 'the defaults'}, data and model")
     from rich.console import Console
 
     from trilemma import report, simulate

@@ -43,8 +43,8 @@ def refuse_missing_outputs(
         raise UserError(
             f"{model} has outputs {tuple(outputs.shape)} for {classes} classes{first(outputs.shape[-1])}: "
             "cross entropy takes one for each class, in the last axis; for one logit of two classes give "
-            "targets 0.0 and 1.0 of the outputs' shape, with loss = nn.BCEWithLogitsLoss(); if the targets are "
-            'numbers to predict and no classes, say target = "values"'
+            "targets 0.0 and 1.0 of the outputs' shape, with loss = nn.BCEWithLogitsLoss(); if the targets "
+            'are numbers to predict and no classes, say target = "values"'
         )
 
 

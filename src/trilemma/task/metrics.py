@@ -50,11 +50,10 @@ def chosen(
         wanted = ("mse",) if classes is None else ("accuracy",)
     if isinstance(wanted, str) or callable(wanted):
         wanted = (wanted,)
-    if not isinstance(wanted, Mapping):
-        wanted = {one if isinstance(one, str) else name_of(one): one for one in wanted}
-    found: dict[str, Any] = {
-        name: metrics[metric] if isinstance(metric, str) else metric for name, metric in wanted.items()
-    }
+    named: dict[str, Any] = (
+        dict(wanted) if isinstance(wanted, Mapping) else {name_of(one): one for one in wanted}
+    )
+    found = {name: metrics[metric] if isinstance(metric, str) else metric for name, metric in named.items()}
     for name, metric in [*found.items()]:
         if not callable(metric):
             raise UserError(f"metric {name!r} is a {type(metric).__name__}; allowed: a name or a function")
@@ -69,12 +68,14 @@ def chosen(
 
 
 def name_of(metric: Any) -> str:
-    """Return what a function is called; that of a `functools.partial`, whatever it was given.
+    """Return what a metric is called: a name is one; of a `functools.partial` its function counts.
 
     >>> name_of(partial(mse, targets=None)), name_of(mae)
     ('mse', 'mae')
     """
     bare = _bare(metric)
+    if isinstance(bare, str):
+        return bare
     return str(getattr(bare, "__name__", type(bare).__name__))
 
 

@@ -48,7 +48,7 @@ class Task:
         target: What targets are, where their type does not say it: classes, multi-label, tokens, values.
         label: The label's column, where a client is a table or a mapping of columns.
         client: The column that says whose row it is, where `clients` is one table of all: a data frame of
-            pandas or polars, a table of pyarrow, a split of Hugging Face, or the path of a CSV or Parquet file.
+            pandas or polars, a table of pyarrow, a split of Hugging Face, a CSV or Parquet file's path.
         length: What columns of varying length are padded to (public).
         coupled: Whether the loss looks at several examples of a batch at once. Default: found out by trying.
         count: Number of clients, where `clients` is a function.

@@ -8,11 +8,13 @@ these examples without noise: it is its owner's alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from trilemma.base.errors import UserError, nearest
@@ -27,6 +29,9 @@ from trilemma.privacy import Noiseless
 from trilemma.task import Learner
 
 Scores = Mapping[str, float]
+
+SMALL = 10_000_000
+"""Examples times parameters below which a step is too short to be shared among threads."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +108,12 @@ class Received:
         owner = OneClient(self._client, task, Noiseless(), seed=0)
         tuning.check_one_model(algorithm.personal(owner, key), algorithm.name)
         origin = tuning.origin_of(algorithm, task.model, key)
-        found = tuning.tuned(owner, origin, params, tuning.scales_of(tune))
-        start = tuning.start_of(origin, params, found.scale)
-        before, after = (
-            self._judged(*tuning.held_out(owner, *by)) for by in ((params, None), (start, found.pull))
-        )
+        with _one_thread_if(owner.everything().y.shape[1] * len(params) < SMALL):
+            found = tuning.tuned(owner, origin, params, tuning.scales_of(tune))
+            start = tuning.start_of(origin, params, found.scale)
+            before, after = (
+                self._judged(*tuning.held_out(owner, *by)) for by in ((params, None), (start, found.pull))
+            )
         tested = task.score(params), task.score(found.params)
         return AtHome(found, owner.everything().y.shape[1], before, after, tested)
 
@@ -120,6 +126,17 @@ class Received:
 
         learner = self.task.assembled.learner or Learner(model, {"accuracy": accuracy})
         return learner.judged(outputs, labels)
+
+
+@contextmanager
+def _one_thread_if(small: bool) -> Iterator[None]:
+    """Compute in one thread where steps are short: threads would wait for each other most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if small else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def client_in(folder: Path) -> Party | None:
