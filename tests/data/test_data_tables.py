@@ -56,7 +56,7 @@ def test_several_targets_prepared_columns_and_classes_by_name(table: Path) -> No
 
 
 def test_a_text_column_is_refused_or_tokenised(table: Path) -> None:
-    with pytest.raises(UserError, match="client 0, row 1, column 'site': 'a' is text, a category: make numbers of the column"):
+    with pytest.raises(UserError, match="client 0, row 1, column 'site': 'a' is text, a category"):
         data.from_table(table, client="ill", label="age")
     rows = {"bank": [0, 1, 0], "text": ["my card", "lost", "no"], "intent": [0, 1, 1]}
 
