@@ -6,7 +6,7 @@ its `craft` turns a `View` of this round's honest messages into the Byzantine on
 >>> import torch
 >>> from trilemma.base.keys import Key
 >>> ", ".join(sorted(attacks))
-'adaptive, alie, data-poison, foe, gaussian, inf, ipm, lf, mimic, min-max, min-sum, nan, none, ...'
+'adaptive, alie, bounded, data-poison, foe, gaussian, inf, ipm, lf, mimic, min-max, min-sum, nan, ...'
 >>> view = View(
 ...     honest=torch.tensor([[1.0, 0.0], [3.0, 2.0]]), own=None, byzantine=1,
 ...     target=lambda x, key=None: x, round=0, key=Key(0),

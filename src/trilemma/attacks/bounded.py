@@ -1,0 +1,56 @@
+"""Bounded: liars whose contribution is no longer than the clip and whose noise is honest.
+
+    b_j = o_j + (1 − β^(t+1)) (C v − g)          o_j: what liar j would send by the protocol, noise included
+
+g is the honest mean contribution without noise and v a unit vector: against g, or up the honest loss. So a
+liar puts C v in the place of a contribution and leaves its noise as it is. That is what is left to liars who
+must prove both (GOPA's idea), and what a short clip takes away from them: f liars push by fC/n, honest
+clients pull by |g|.
+
+With momentum β a message averages contributions of all rounds: the attack sends what it would be if v and g
+had always been today's. Without momentum it is exact.
+
+Reference: Sabater, Bellet, Ramon, "An accurate, scalable and verifiable protocol for federated differentially
+private averaging" (GOPA), Machine Learning 2022, for proofs of noise.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from trilemma.attacks.settings import AttackSettings, Promise, attacks
+from trilemma.attacks.span import finite_rows
+from trilemma.attacks.types import Attack, Crafted, View
+
+
+@attacks.register("bounded")
+class Bounded(AttackSettings):
+    """Bounded: a contribution as long as the clip, in the worst direction, with honest noise."""
+
+    lacks: ClassVar[frozenset[Promise]] = frozenset({"scale"})
+
+    clip: float = Field(default=2.25, gt=0)
+    """C: the longest contribution that is let through; `[privacy] clip` of the run."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """β of the algorithm, if its messages are momenta."""
+    direction: Literal["gradient", "loss"] = "gradient"
+    """Where contributions point: against the honest mean contribution, or up the honest loss."""
+
+    def build(self) -> Attack:
+        """Return the attack."""
+        return Attack("bounded", craft=self._craft, reads_own=True, reads_truth=True)
+
+    def _craft(self, view: View) -> Crafted:
+        honest = view.honest
+        own = honest.new_zeros(view.byzantine, honest.shape[1]) if view.own is None else view.own
+        known = finite_rows(honest).double().mean(0) if view.truth is None else view.truth()
+        truth = known.to(own.device, torch.float64)  # lengths of tiny and huge messages are numbers in it
+        way = -truth
+        if self.direction == "loss" and view.uphill is not None:
+            way = view.uphill().to(truth)
+        way = way / torch.linalg.vector_norm(way).clamp(min=1e-100)
+        share = 1.0 - self.momentum ** (view.round + 1)
+        return Crafted((own.double() + share * (self.clip * way - truth)).to(own.dtype), self.clip)
