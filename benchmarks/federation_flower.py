@@ -29,7 +29,8 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-server_app, client_app = ServerApp(), ClientApp()
+server_app = ServerApp()
+client_app = ClientApp()
 
 @client_app.train()
 def train(message, context):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import grpc
+
+from trilemma.base.version import VERSION
+from trilemma.federation.carriers.grpc import credentials, frames
 from trilemma.federation.carriers.grpc.client import serve
 from trilemma.federation.carriers.grpc.credentials import Limits, Tls
 from trilemma.federation.carriers.grpc.server import GrpcServer
@@ -109,3 +114,26 @@ def collect(server: GrpcServer, questions: dict[str, int]) -> dict[int, Reply]:
 
     until(server, look)
     return found
+
+
+@contextlib.contextmanager
+def by_hand(keys: Keys, port: int, who: int) -> Iterator[tuple[Callable[[bytes], None], grpc.Call]]:
+    """A client's stream, frame by frame: what is put is sent, what is got was received."""
+    put: queue.Queue[bytes | None] = queue.Queue()
+    address = f"127.0.0.1:{port}"
+    options = credentials.client_options(address, SOON)
+    said = ((credentials.VERSION, VERSION),)
+    with grpc.secure_channel(address, credentials.client_credentials(keys.clients[who]), options) as channel:
+        call = channel.stream_stream(f"/{credentials.SERVICE}/{credentials.CALL}")
+        got = call(iter(put.get, None), metadata=said, timeout=SOON)
+        yield put.put, got
+        put.put(None)
+
+
+def question(server: GrpcServer, got: Iterable[bytes], who: int = 1) -> tuple[bytes, dict[str, int]]:
+    """Ask a client by hand; return the question's name, as it came."""
+    names = server.send({FIRST_NODE + who: b"what"}, SOON)
+    name = bytes.fromhex(next(iter(names)))
+    while frames.decode(next(got)).question != name:
+        pass
+    return name, names

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import queue
 import threading
 
 import grpc
 import pytest
-from carrier_harness import Keys, ask, client, collect, open_server, there
+from carrier_harness import Keys, ask, by_hand, client, collect, open_server, question, there
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trilemma.base.version import VERSION
 from trilemma.federation.carriers.grpc import client as carrier
-from trilemma.federation.carriers.grpc import credentials, frames, transfers
+from trilemma.federation.carriers.grpc import frames, transfers
 from trilemma.federation.carriers.grpc.frames import PIECE_BYTES, BadFrameError
 from trilemma.federation.carriers.grpc.outbox import Outbox
 from trilemma.federation.carriers.grpc.transfers import Described, Incoming, Outgoing
@@ -90,99 +88,86 @@ def test_an_answer_goes_on_where_it_stopped_when_the_server_dies(keys, monkeypat
     assert (0 in places) == damaged
 
 
-class Raw:
-    """A client that says what it likes, on a stream of its own."""
-
-    def __init__(self, keys, server):
-        self.channel = grpc.secure_channel(
-            address := f"127.0.0.1:{server.port}",
-            credentials.client_credentials(keys.clients[0]),
-            credentials.client_options(address, 8.0),
-        )
-        self.said: queue.Queue[bytes] = queue.Queue()
-        metadata = ((credentials.VERSION, VERSION),)
-        self.heard = carrier._carry(self.channel)(iter(self.said.get, b""), metadata=metadata)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.heard.cancel()
-        self.channel.close()
-
-    def say(self, kind, question, number=0, payload=()):
-        self.said.put(frames.encode(kind, question, number, payload))
-
-    def begin(self, question, length, digest=bytes(32), content=b""):
-        self.say(frames.BEGIN, question, length, [frames.beginning(digest, 0.0), content])
+BLOCK = Described.of(bytes(3 * PIECE_BYTES))
 
 
-def lies(raw, question, how):
-    block = Described.of(bytes(3 * PIECE_BYTES))
-    if how == "endless":
-        raw.begin(question, 1 << 50)
-    elif how == "another":
-        raw.begin(question, 5, content=b"12345")
-    elif how == "stray":
-        raw.say(frames.PIECE, question, 0, [bytes(PIECE_BYTES)])
-    elif how == "forgets":
-        raw.say(frames.FORGET, question)
-    else:
-        raw.begin(question, block.length, block.digest)
-        content = {"short": bytes(7), "changed": b"x" * PIECE_BYTES}.get(how, bytes(PIECE_BYTES))
-        for place in range(200):
-            raw.say(frames.PIECE, question, 2 if how == "order" else place % 3, [content])
+def begun(name, length, digest, content=b""):
+    return frames.encode(frames.BEGIN, name, length, [frames.beginning(digest, 0.0), content])
 
 
-@pytest.mark.parametrize("how", ["endless", "another", "stray", "forgets", "short", "changed", "order"])
+def piece(name, place, content):
+    return frames.encode(frames.PIECE, name, place, [content])
+
+
+LIES = {
+    "endless": lambda name: [begun(name, 1 << 50, bytes(32))],
+    "another": lambda name: [begun(name, 5, bytes(32), b"12345")],
+    "a piece of nothing": lambda name: [piece(name, 0, bytes(PIECE_BYTES))],
+    "forgets": lambda name: [frames.encode(frames.FORGET, name)],
+    "short pieces": lambda name: [begun(name, BLOCK.length, BLOCK.digest), piece(name, 0, b"short")],
+    "other pieces": lambda name: [
+        begun(name, BLOCK.length, BLOCK.digest),
+        *(piece(name, place % 3, b"x" * PIECE_BYTES) for place in range(12)),
+    ],
+    "out of order": lambda name: [
+        begun(name, BLOCK.length, BLOCK.digest),
+        *[piece(name, 2, bytes(PIECE_BYTES))] * (transfers.STRAY + 1),
+    ],
+    "broken pieces": lambda name: [
+        begun(name, BLOCK.length, BLOCK.digest),
+        *[frames.encode(frames.PIECE, name, 0, [b"x"])[:29] + bytes(PIECE_BYTES)] * 4,
+    ],
+}
+
+
+@pytest.mark.parametrize("how", LIES)
 def test_a_liar_in_the_carrying_is_told_so_and_keeps_nobody_waiting(keys, how):
-    with open_server(keys) as server, client(keys.clients[1], server.port, bytes), Raw(keys, server) as raw:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(open_server(keys))
+        stack.enter_context(client(keys.clients[1], server.port, bytes))
+        put, got = stack.enter_context(by_hand(keys, server.port, 0))
         there(server, 0, 1)
-        questions = server.send({FIRST_NODE: b"work", FIRST_NODE + 1: b"work"}, 60)
-        lies(raw, bytes.fromhex(next(iter(questions))), how)
-        replies = collect(server, questions)
+        names = server.send({FIRST_NODE: b"work", FIRST_NODE + 1: b"work"}, 60)
+        name = frames.decode(next(got)).question
+        for frame in LIES[how](name):
+            put(frame)
+        replies = collect(server, names)
         assert replies[0].refused
         assert replies[0].error.startswith("block")
         assert replies[1].block == b"work"
 
 
-@pytest.mark.parametrize("how", ["begin", "have"])
-def test_who_says_the_same_again_and_again_is_shown_out(keys, how):
-    with open_server(keys) as server, Raw(keys, server) as raw:
+@pytest.mark.parametrize("kind", [frames.BEGIN, frames.HAVE])
+def test_who_says_the_same_again_and_again_is_shown_out(keys, kind):
+    with open_server(keys) as server, by_hand(keys, server.port, 0) as (put, got):
         there(server, 0)
-        (question,) = map(bytes.fromhex, server.send({FIRST_NODE: b"work"}, 60))
+        name, _ = question(server, got, 0)
         for number in range(1000):
-            if how == "have":
-                raw.say(frames.HAVE, question)
-            else:
-                raw.begin(question, 2 * PIECE_BYTES, number.to_bytes(32, "big"))
+            digest = number.to_bytes(32, "big")
+            put(frames.encode(kind, name) if kind == frames.HAVE else begun(name, 2 * PIECE_BYTES, digest))
         with pytest.raises(grpc.RpcError, match="again and again"):
-            list(raw.heard)
+            list(got)
 
 
 def test_an_answer_that_is_looked_at_stays_as_it_is(keys):
     """Who has a file mapped dies where it is cut off: what is announced later is another file."""
-    block = os.urandom(LONG)
-    with open_server(keys) as server, Raw(keys, server) as raw:
+    block = Described.of(os.urandom(LONG))
+    with open_server(keys) as server, by_hand(keys, server.port, 0) as (put, got):
         there(server, 0)
 
-        def begin(text, length, digest):
-            (name,) = server.send({FIRST_NODE: text}, 60)
-            question = bytes.fromhex(name)
-            raw.begin(question, length, digest)
-            for message in raw.heard:
-                frame = frames.decode(message)
-                if frame.kind == frames.HAVE and frame.question == question:
-                    return name, question, frame.number
-            raise AssertionError("the stream ended")
+        def begin(length):
+            name, names = question(server, got, 0)
+            put(begun(name, length, block.digest))
+            while (frame := frames.decode(next(got))).kind != frames.HAVE:
+                pass
+            return name, names, frame.number
 
-        described = Described.of(block)
-        name, question, _ = begin(b"first", LONG, described.digest)
-        for place in range(described.pieces):
-            raw.say(frames.PIECE, question, place, described.piece(place))
-        reply = collect(server, {name: FIRST_NODE})[0]
-        assert begin(b"second", transfers.IN_MEMORY + 1, described.digest)[2] == 0
-        assert hashlib.sha256(reply.block).digest() == described.digest
+        name, names, _ = begin(LONG)
+        for place in range(block.pieces):
+            put(piece(name, place, b"".join(block.piece(place))))
+        reply = collect(server, names)[0]
+        assert begin(transfers.IN_MEMORY + 1)[2] == 0
+        assert hashlib.sha256(reply.block).digest() == block.digest
 
 
 def test_a_question_is_judged_by_its_length_before_anything_of_it_is_stored(keys, tmp_path):
