@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from deployed_harness import LIAR, real, wait_for
@@ -16,15 +15,24 @@ from trilemma.federation.processes import groups as processes
 pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.nightly]
 
 CLIENTS, ROUNDS, PIECE = 3, 2, 4096
-HERE = Path(__file__).parent
 WIDE = ("model.name=mlp", "model.hidden=[64]", "data.holders=all")
 """4,546 parameters: a question is five pieces, and so is an answer."""
 
 
+SHORT = f"""
+from trilemma.federation.carriers.grpc import frames
+frames.PIECE_BYTES = {PIECE}
+from trilemma.federation.carriers.grpc import transfers
+transfers.IN_MEMORY = 0
+"""
+
+
 @pytest.fixture
-def short_pieces(monkeypatch):
-    """Pieces of a few thousand bytes in every process that is started from here."""
-    path = [str(HERE / "short_pieces"), *filter(None, [os.environ.get("PYTHONPATH")])]
+def short_pieces(monkeypatch, tmp_path):
+    """Pieces of a few thousand bytes, in files, in every process that is started from here."""
+    (tmp_path / "short").mkdir()
+    (tmp_path / "short" / "sitecustomize.py").write_text(SHORT)
+    path = [str(tmp_path / "short"), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
 
