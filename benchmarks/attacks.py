@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from trilemma_lab.adversary.outlook import Outlook
 
 from tables import table
 from trilemma import aggregation
@@ -22,7 +23,6 @@ from trilemma.attacks import Target, View, attacks
 from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.defences.evidence import guarded
-from trilemma.learning.defences.evidence.outlook import Outlook
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
 from turns import alone

@@ -3,7 +3,7 @@
     python benchmarks/few_coordinates.py run [--only mnist] [--way projected] [--seeds 1-3] [--limit 140]
     python benchmarks/few_coordinates.py table
 
-`run` adds to results/few-coordinates.json whatever is not in it yet, seed by seed, and stops after `limit`
+`run` adds to lab/results/few-coordinates.json whatever is not in it yet, seed by seed, and stops after `limit`
 seconds; `table` puts the tables into docs/few-coordinates.md. Every run is a configuration that comes with
 the package and the assignments listed here, once with all clients honest and once with f of them sending
 the negative of what they should (sf).
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=parse_seeds, default=(1, 2, 3))
     parser.add_argument("--limit", type=float, default=float("inf"))
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--json", type=Path, help="another file than results/few-coordinates.json")
+    parser.add_argument("--json", type=Path, help="another file than lab/results/few-coordinates.json")
     given = parser.parse_args()
     if given.json is not None:
         globals()["RESULTS"] = given.json

@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from trilemma_lab.adversary.outlook import Outlook
+from trilemma_lab.adversary.tryout import Tryout
 
 from frontier_cost import cost, honest_noise
 from trilemma import aggregation, config
-from trilemma.attacks.tryout import Tryout
 from trilemma.base import files
 from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.defences.evidence import Law, convict, guarded, hidden_shift
 from trilemma.learning.defences.evidence.conviction import by_direction
 from trilemma.learning.defences.evidence.correction import visible
-from trilemma.learning.defences.evidence.outlook import Outlook
 from trilemma.models import Model, build
 from trilemma.privacy import SimulatedNoise
 from trilemma.privacy.types import NoiseLaw, Release

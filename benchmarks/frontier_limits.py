@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from trilemma_lab.arena import arena
 
 from trilemma import config, models
 from trilemma.base import files
@@ -30,7 +31,6 @@ from trilemma.data import Dataset, Holdings
 from trilemma.data.features import centred
 from trilemma.data.types import each
 from trilemma.learning.defences.evidence import hidden_shift
-from trilemma.papers import arena
 from trilemma.privacy import Noiseless
 from trilemma.privacy.types import NoiseLaw
 from trilemma.simulate import engine

@@ -20,13 +20,13 @@ import argparse
 
 import numpy as np
 import torch
+from trilemma_lab.adversary.outlook import Outlook
+from trilemma_lab.adversary.tryout import Tryout
 
 from trilemma import aggregation
-from trilemma.attacks.tryout import Tryout
 from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.defences.evidence import guarded, hidden_shift
-from trilemma.learning.defences.evidence.outlook import Outlook
 from trilemma.learning.defences.evidence.schedule import looks
 from trilemma.models import build
 from trilemma.privacy import SimulatedNoise

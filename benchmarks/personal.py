@@ -20,11 +20,11 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from trilemma_lab.papers import studies
 
 from trilemma import config, simulate
 from trilemma.base.keys import Key
 from trilemma.models.coordinates import projection
-from trilemma.papers import studies
 from trilemma.simulate import Experiment, engine
 from turns import alone, timed
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trilemma_lab.arena import arena
 from typer.testing import CliRunner
 
-from trilemma import __version__
+from trilemma import __version__, demo
 from trilemma.cli import app, main
 from trilemma.cli.app import COMMANDS
-from trilemma.papers import arena, demo
 
 HIDDEN = ("bounds", "-n", "7", "-f", "1", "-d", "5", "--rounds", "9", "--hidden", "--sigma-ind", "1")
 TINY = ["--set", "run.rounds=4", "--set", "run.seeds=[1,2]"]
@@ -181,7 +181,7 @@ def test_what_liars_can_hide_is_told_for_whatever_they_send(monkeypatch: pytest.
 
 
 def test_tuning_takes_at_least_a_round(monkeypatch) -> None:
-    monkeypatch.setattr("trilemma.papers.lp_proj.tried", lambda *_: [])
+    monkeypatch.setattr("trilemma_lab.papers.lp_proj.tried", lambda *_: [])
     assert CliRunner().invoke(app, ["papers", "tune", "mnist", "DGC", "--rounds", "0"]).exit_code == 2
 
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
+from trilemma_lab.arena import arena
 
 from damage import called, damage
 from trilemma import config, report, simulate
 from trilemma.base.errors import UserError
 from trilemma.learning.defences.evidence import Expulsion
-from trilemma.papers import arena
 from trilemma.simulate import engine
 
 RUN = {

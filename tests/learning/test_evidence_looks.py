@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from trilemma_lab.adversary.many_rounds import foreseen
+from trilemma_lab.adversary.outlook import Outlook
+from trilemma_lab.adversary.tryout import Tryout
 
 from trilemma import aggregation, privacy
-from trilemma.attacks.tryout import Tryout
 from trilemma.attacks.types import Foreseen
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
@@ -20,8 +22,6 @@ from trilemma.learning import Algorithm, Messages, Setup, algorithms
 from trilemma.learning.defences.evidence import Expulsion, convict, guarded, hidden_shift
 from trilemma.learning.defences.evidence.file import File
 from trilemma.learning.defences.evidence.guard import SINGLE
-from trilemma.learning.defences.evidence.many_rounds import foreseen
-from trilemma.learning.defences.evidence.outlook import Outlook
 from trilemma.learning.defences.evidence.schedule import EARLY, looks
 from trilemma.learning.protocol import State
 from trilemma.learning.steps.trace import Law
@@ -301,7 +301,7 @@ def test_what_a_gpu_records_is_what_is_worked_out_step_by_step(
         if device == "cpu":
             for steps in ((1, 9), (9, 0), (9, 9)):
                 with monkeypatch.context() as patch:
-                    patch.setattr("trilemma.learning.defences.evidence.many_rounds.STEPS", (steps,))
+                    patch.setattr("trilemma_lab.adversary.many_rounds.STEPS", (steps,))
                     missed[steps] = missed.get(steps, 0) + (played() is None)
         state = algorithm.server(Messages(sent), state, round_, Key(3)).state
     assert kinds == {False, True}

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
-
-from trilemma.papers.lp_proj import linear as oracle
+from trilemma_lab.papers.lp_proj import linear as oracle
 
 WORKED = oracle.Federation(
     w=np.array([[1.0, 0, 0], [0, 2, 0], [0, 0, 1], [3, 1, 1]]),

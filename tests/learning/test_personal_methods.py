@@ -9,6 +9,7 @@ import pytest
 import torch
 from personal_clients import ArrayClients, Seeded, classification, heard, regression, rounds, setup
 from torch import Tensor
+from trilemma_lab.papers.lp_proj import linear as oracle
 
 from trilemma import models
 from trilemma.base.keys import Key
@@ -21,7 +22,6 @@ from trilemma.learning.personal.lp_proj import LpProj
 from trilemma.learning.personal.per_fedavg import PerFedAvg, hessian_product
 from trilemma.learning.steps.local_steps import initial_models
 from trilemma.models.layers.normalisation import EPSILON
-from trilemma.papers.lp_proj import linear as oracle
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.testing.test_algorithms import settings_of
 

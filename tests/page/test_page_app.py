@@ -9,10 +9,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from trilemma_lab import papers
 from typer.testing import CliRunner
 
 from page_harness import BASE, HOST, HOSTILE, TOKEN, make_run
-from trilemma import config, papers, report, simulate
+from trilemma import config, report, simulate
 from trilemma.base.errors import UserError
 from trilemma.base.records import Record
 from trilemma.cli import app as command

@@ -23,7 +23,7 @@ def demo_command(
     note("demo: six federations of seven clients, 100 rounds each, three seeds: half a minute on two cores")
     from rich.console import Console
 
-    from trilemma.papers import demo
+    from trilemma import demo
     from trilemma.report.progress import ProgressBar
 
     console, screen = Console(stderr=True), Console()

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePosixPath
 
-from trilemma import papers
+from trilemma_lab import papers
+from trilemma_lab.papers.published import paper
+from trilemma_lab.studies.measured import Measured, Results
+from trilemma_lab.studies.verdicts import said, verdicts
+
 from trilemma.base.errors import UserError
 from trilemma.page.answers import Square, StudyLine, StudyView
 from trilemma.page.index import Found, Index
 from trilemma.page.runs import flat
-from trilemma.papers.measured import Measured, Results
-from trilemma.papers.published import paper
-from trilemma.papers.verdicts import said, verdicts
 from trilemma.report.glance import Glance
 from trilemma.report.tables import shown as shown_score
 from trilemma.task.metrics import LOWER_IS_BETTER

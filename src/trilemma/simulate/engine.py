@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from trilemma_lab.adversary.liars import informed
 
 from trilemma.attacks.types import View
 from trilemma.base.records import Record
@@ -30,7 +31,6 @@ from trilemma.learning.steps.own_scores import OwnScores, right_shares
 from trilemma.learning.steps.rounds import returned_model
 from trilemma.learning.steps.total import all_finite
 from trilemma.simulate.experiment import Experiment
-from trilemma.simulate.liars import informed
 from trilemma.simulate.shelf import Collector, Rows
 
 

@@ -1,0 +1,135 @@
+"""What liars know in addition to a round's messages: the defence's state, and what would do most harm.
+
+Liars know everything but honest secrets, hence also the honest clients' data. Everything is computed only
+when an attack asks for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+from trilemma_lab.adversary.ahead import Ahead, Progress
+from trilemma_lab.adversary.going_on import AheadGoingOn
+from trilemma_lab.adversary.outlook import Outlook, Rehearsal
+
+from trilemma.attacks.types import View
+from trilemma.learning import Messages
+from trilemma.learning.messages import side_by_side
+from trilemma.learning.steps.trace import Trace
+from trilemma.privacy import Noiseless
+from trilemma.privacy.types import NoiseLaw
+from trilemma.simulate.experiment import Experiment
+
+
+def informed(
+    experiment: Experiment,
+    progress: Progress,
+    view: View,
+    sent: Messages,
+    stepped: tuple[int, ...],
+    heard: tuple[int, ...],
+) -> View:
+    """Return the view with what attackers know in addition to the messages: `View.defence` and what follows.
+
+    `sent` are the messages of the clients `stepped`, as the protocol computed them; the server hears `heard`.
+    """
+    algorithm, round_, outlook = experiment.resolved.algorithm, progress.round, None
+    if algorithm.court is not None:
+        court, everything = algorithm.court, sent
+        if view.own is not None:
+            everything = sent.rows(_rows_of(stepped, heard))
+        rehearsal = Rehearsal(algorithm, progress.server, round_, heard)
+        vectors = everything.vectors
+        outlook = cache(partial(Outlook.of, court, progress.server, vectors, heard, round_))
+        view = replace(view, target=rehearsal, defence=None if view.own is None else outlook)
+    elif algorithm.screen:
+        view = replace(view, target=Rehearsal(algorithm, progress.server, round_, heard))
+    if experiment.attack.reads_truth:
+        if algorithm.screen and experiment.root is not None:
+            view = replace(view, trusted=partial(_trusted, experiment, progress))
+        view = replace(view, truth=partial(_truth, experiment, progress, heard, view.honest))
+        model, trace = experiment.clients.model, algorithm.trace
+        moved = None if trace is None else progress.broadcast[trace.model]
+        if moved is not None and moved.shape == (model.dim,) and view.own is not None and not model.buffers:
+            ahead = Ahead(experiment, progress, sent.rows(_rows_of(stepped, heard)), heard, outlook)
+            view = replace(view, uphill=ahead.uphill, unshown=ahead.unshown, poisoned=ahead.poisoned)
+            view = replace(view, backdoored=None if experiment.attack.backdoor is None else ahead.backdoored)
+            view = replace(view, errors=ahead.errors, mistaken=ahead.mistaken)
+            if (later := AheadGoingOn.of(ahead)) is not None:
+                view = replace(view, unshown_errors=later.errors, unshown_mistaken=later.mistaken)
+    return view
+
+
+def _rows_of(everybody: tuple[int, ...], clients: tuple[int, ...]) -> list[int]:
+    """Return the places of `clients` in `everybody`."""
+    place = {client: row for row, client in enumerate(everybody)}
+    return [place[client] for client in clients]
+
+
+def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...], sent: Tensor) -> Tensor:
+    """Return the honest clients' mean contribution of this round without noise (d,).
+
+    `sent` (h, d) are their messages. If these are a contribution, noise and a multiple of the last message,
+    the last two are subtracted. Otherwise the clients compute once more, without noise.
+    """
+    algorithm, round_ = experiment.resolved.algorithm, progress.round
+    honest = tuple(i for i in heard if i not in experiment.byzantine)
+    trace, release = algorithm.trace, algorithm.release
+    known = trace is not None and (trace.keeps(round_) == 0 or "momentum" in progress.clients)
+    known = known and algorithm.message(experiment.clients.model).codec is None  # a grid draws other noise
+    if trace is not None and known and release is not None and len(sent) == len(honest):
+        return _noise_subtracted(experiment, progress, honest, sent, trace, release.law)
+    return _computed_again(experiment, progress, honest)
+
+
+def _noise_subtracted(
+    experiment: Experiment,
+    progress: Progress,
+    honest: tuple[int, ...],
+    sent: Tensor,
+    trace: Trace,
+    law: NoiseLaw,
+) -> Tensor:
+    """Return the mean contribution (d,): the mean message, less the last messages' share and the noise."""
+    round_, rows = progress.round, _rows_of(experiment.clients.ids, honest)
+    source = experiment.clients.among(experiment.members(progress.server)).noise
+    drawn = source.draw(law, honest, sent.shape[1], round_, sent.device).mean(0)
+    mean = trace.vectors(sent, progress.broadcast[trace.model]).mean(0)
+    if "momentum" in progress.clients:
+        last = progress.clients["momentum"][side_by_side(rows) or rows]
+        mean = mean - trace.keeps(round_) * last.mean(0)
+    return mean / trace.adds(round_) - drawn
+
+
+def _computed_again(experiment: Experiment, progress: Progress, honest: tuple[int, ...]) -> Tensor:
+    """Return the mean contribution (d,) of honest clients that step once more, without noise."""
+    algorithm, round_, trace = (
+        experiment.resolved.algorithm,
+        progress.round,
+        experiment.resolved.algorithm.trace,
+    )
+    rows = _rows_of(experiment.clients.ids, honest)
+    state = {name: tensor[rows] for name, tensor in progress.clients.items()}
+    if trace is not None and "momentum" in state:
+        state["momentum"] = torch.zeros_like(state["momentum"])
+    quiet = replace(experiment.clients.only(*honest), noise=Noiseless())
+    key = experiment.key.fold("round", round_)
+    messages = algorithm.client(progress.broadcast, state, quiet, round_, key).messages.vectors
+    if trace is None:
+        return messages.mean(0)
+    return trace.vectors(messages, progress.broadcast[trace.model]).mean(0) / trace.adds(round_)
+
+
+def _trusted(experiment: Experiment, progress: Progress) -> Tensor:
+    """Return what a client with the server's public examples would send (d,), less the model."""
+    algorithm, round_, root = experiment.resolved.algorithm, progress.round, experiment.root
+    assert root is not None
+    assert algorithm.trace is not None
+    start = algorithm.init(root.model, root.ids, experiment.key.fold("init")).clients
+    key = experiment.key.fold("round", round_, "trusted")
+    state = {name: part.to(experiment.device) for name, part in start.items()}
+    sent = algorithm.client(progress.broadcast, state, root, round_, key).messages.vectors
+    return algorithm.trace.vectors(sent, progress.broadcast[algorithm.trace.model])[0]
