@@ -13,7 +13,7 @@ export MPLBACKEND = Agg
 
 WHOLE = -n 2 --dist worksteal -m "not nightly"
 
-.PHONY: demo test slow-list check nightly audit chaos lint types imports docs-reference docs-results docs dist clean help
+.PHONY: demo lab test slow-list check nightly audit chaos lint types imports docs-reference docs-results docs dist clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -24,9 +24,12 @@ $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(VENV)/.dev: $(VENV)/.runtime lab/pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e lab
 	touch $@
+
+lab: $(VENV)/.runtime  ## add the laboratory: papers, arena, liars who know the defence
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e lab
 
 demo: $(VENV)/.runtime  ## train on phishing with 3 liars among 7 clients: robust, not robust, private
 	$(BIN)/trilemma demo --out runs/demo
@@ -52,8 +55,8 @@ chaos: $(VENV)/.dev  ## nightly: kill processes for two minutes, try lists of fa
 		tests/federation/test_federation_simulator.py tests/cli/test_cli_damaged.py --timeout 3600
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src tests benchmarks examples tools docs
-	$(BIN)/ruff format --check src tests benchmarks examples tools docs
+	$(BIN)/ruff check src lab tests benchmarks examples tools docs
+	$(BIN)/ruff format --check src lab tests benchmarks examples tools docs
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -64,7 +67,7 @@ imports: $(VENV)/.dev
 docs-reference: $(VENV)/.runtime  ## write docs/configuration.md from what the source declares
 	$(BIN)/python -m trilemma.experiment.reference > docs/configuration.md
 
-docs-results: $(VENV)/.runtime  ## write the tables and the picture of results in docs/ from results/
+docs-results: $(VENV)/.dev  ## write the tables and the picture of results in docs/ from lab/results/
 	$(BIN)/python -m trilemma_lab.pages docs/results.md docs/personal-tables.md docs/frontier.md docs/frontier-tables.md
 	$(BIN)/python -m trilemma papers figure lp-proj-synthetic00 --to docs/images/personal-fairness.png
 

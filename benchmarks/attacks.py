@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from trilemma_lab.adversary.outlook import Outlook
 
 from tables import table
 from trilemma import aggregation
@@ -25,6 +24,7 @@ from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.defences.evidence import guarded
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
+from trilemma_lab.adversary.outlook import Outlook
 from turns import alone
 
 SEARCHED = ("alie", "foe")

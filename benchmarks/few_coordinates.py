@@ -3,9 +3,9 @@
     python benchmarks/few_coordinates.py run [--only mnist] [--way projected] [--seeds 1-3] [--limit 140]
     python benchmarks/few_coordinates.py table
 
-`run` adds to lab/results/few-coordinates.json whatever is not in it yet, seed by seed, and stops after `limit`
-seconds; `table` puts the tables into docs/few-coordinates.md. Every run is a configuration that comes with
-the package and the assignments listed here, once with all clients honest and once with f of them sending
+`run` adds to lab/results/few-coordinates.json whatever is not in it yet, seed by seed, and stops after
+`limit` seconds; `table` puts the tables into docs/few-coordinates.md. Every run is a configuration that comes
+with the package and the assignments listed here, once with all clients honest and once with f of them sending
 the negative of what they should (sf).
 """
 
@@ -26,7 +26,7 @@ from trilemma.experiment.schema import parse_seeds
 from trilemma.report import Table
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "results" / "few-coordinates.json"
+RESULTS = ROOT / "lab" / "results" / "few-coordinates.json"
 DOCS = ROOT / "docs" / "few-coordinates.md"
 
 SCATTERING = ("data.features=scattering", "data.flip=false", "model={name='multinomial'}")

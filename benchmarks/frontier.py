@@ -19,8 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from trilemma_lab.adversary.outlook import Outlook
-from trilemma_lab.adversary.tryout import Tryout
 
 from frontier_cost import cost, honest_noise
 from trilemma import aggregation, config
@@ -36,6 +34,8 @@ from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.simulate import engine
 from trilemma.simulate.evaluation import evaluate
 from trilemma.simulate.experiment import assemble
+from trilemma_lab.adversary.outlook import Outlook
+from trilemma_lab.adversary.tryout import Tryout
 
 READY = "frontier-mnist"
 THREATS = ("secldp", "byzldp", "ldp")

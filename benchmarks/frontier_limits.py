@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from trilemma_lab.arena import arena
 
 from trilemma import config, models
 from trilemma.base import files
@@ -36,6 +35,7 @@ from trilemma.privacy.types import NoiseLaw
 from trilemma.simulate import engine
 from trilemma.simulate.evaluation import evaluate
 from trilemma.simulate.experiment import assemble
+from trilemma_lab.arena import arena
 
 FEATURES = {
     "64 components of strokes as they fall": (

@@ -20,8 +20,6 @@ import argparse
 
 import numpy as np
 import torch
-from trilemma_lab.adversary.outlook import Outlook
-from trilemma_lab.adversary.tryout import Tryout
 
 from trilemma import aggregation
 from trilemma.base.keys import Key
@@ -31,6 +29,8 @@ from trilemma.learning.defences.evidence.schedule import looks
 from trilemma.models import build
 from trilemma.privacy import SimulatedNoise
 from trilemma.privacy.types import NoiseLaw, Release
+from trilemma_lab.adversary.outlook import Outlook
+from trilemma_lab.adversary.tryout import Tryout
 
 CLIENTS, LIARS, ROUNDS, CLIP = 24, 4, 30, 1.0
 LAWS = {"ldp": NoiseLaw(1.0, 0.0), "secldp": NoiseLaw(1.0, 0.5), "mostly shared": NoiseLaw(0.2, 1.0)}

@@ -20,12 +20,12 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from trilemma_lab.papers import studies
 
 from trilemma import config, simulate
 from trilemma.base.keys import Key
 from trilemma.models.coordinates import projection
 from trilemma.simulate import Experiment, engine
+from trilemma_lab.papers import studies
 from turns import alone, timed
 
 STEPS, ROUNDS, BATCH, DIM = 20, 5, 64, 21

@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
 import trilemma
-from trilemma.cli.app import COMMANDS
+from trilemma.cli.app import command_named, command_names
 
 ROOT = Path(__file__).parents[1]
 OF_THE_ROOT = {
@@ -43,8 +43,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def _command_line() -> str:
     """Return the page of the commands: what `--help` says."""
     parts = ["# Command line\n\nWhat `--help` says, on one page.\n"]
-    for name, lazy in COMMANDS.items():
-        command = lazy.load(name)
+    for name in command_names():
+        command = command_named(name)
+        assert command is not None
         context = click.Context(command)
         parts.append(
             get_docs_for_click(obj=command, ctx=context, name=name, call_prefix="trilemma", indent=1)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from trilemma_lab.studies.grid import Watch
-
 from trilemma import experiment as config
 from trilemma import simulate
 from trilemma.base.errors import UserError
 from trilemma.report import Result, Table, load, plot_results, results_table
+from trilemma.simulate.observers import Watch
 
 SETTING = {
     "data": {"name": "phishing"},

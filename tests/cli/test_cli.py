@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trilemma_lab.arena import arena
 from typer.testing import CliRunner
 
 from trilemma import __version__, demo
 from trilemma.cli import app, main
 from trilemma.cli.app import COMMANDS
+from trilemma_lab.arena import arena
 
 HIDDEN = ("bounds", "-n", "7", "-f", "1", "-d", "5", "--rounds", "9", "--hidden", "--sigma-ind", "1")
 TINY = ["--set", "run.rounds=4", "--set", "run.seeds=[1,2]"]

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from trilemma_lab.arena import arena
 
 from damage import called, damage
 from trilemma import config, report, simulate
 from trilemma.base.errors import UserError
 from trilemma.learning.defences.evidence import Expulsion
 from trilemma.simulate import engine
+from trilemma_lab.arena import arena
 
 RUN = {
     "federation": {"clients": 3, "byzantine": 1},
@@ -51,7 +51,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     seed.path.mkdir()
     seed.append(record)
     seed.save(progress)
-    results = Path(__file__).parents[2] / "results"
+    results = Path(__file__).parents[2] / "lab" / "results"
     (folder / "results").mkdir()
     shutil.copy(results / f"{STUDY}.json", folder / "results")
     arena.record(folder / "arena.json", [ROW])

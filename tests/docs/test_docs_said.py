@@ -15,7 +15,7 @@ import click
 import pytest
 from pages import DOCS, ROOT, blocks
 
-from trilemma.cli.app import COMMANDS
+from trilemma.cli.app import command_named, command_names
 
 PAGES = sorted(
     {*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("examples/*/*.md")} - {ROOT / "CHANGELOG.md"}
@@ -88,14 +88,16 @@ def _headings(page: Path) -> set[str]:
 
 @cache
 def _command(name: str) -> click.Command:
-    return COMMANDS[name].load(name)
+    found = command_named(name)
+    assert found is not None
+    return found
 
 
 def _problem(words: list[str]) -> str:
     """Say what the command line would not understand; arguments that are left out of prose are not missed."""
     if not words or words[0] in ("--help", "--version"):
         return ""
-    if words[0] not in COMMANDS:
+    if words[0] not in command_names():
         return "there is no such command"
     command, rest = _command(words[0]), words[1:]
     while isinstance(command, click.Group) and rest:

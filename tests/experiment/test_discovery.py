@@ -72,7 +72,7 @@ from trilemma.learning.settings import AlgorithmSettings, algorithms
 class Standstill(AlgorithmSettings):
     """Learns nothing."""
 ''',
-    "config/ready/mine.toml": '# My own.\n[attack]\nname = "silence"\n[model]\nname = "bias"\n',
+    "experiment/ready/mine.toml": '# My own.\n[attack]\nname = "silence"\n[model]\nname = "bias"\n',
 }
 
 QUESTION = """

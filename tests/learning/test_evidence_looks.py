@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trilemma_lab.adversary.many_rounds import foreseen
-from trilemma_lab.adversary.outlook import Outlook
-from trilemma_lab.adversary.tryout import Tryout
 
 from trilemma import aggregation, privacy
 from trilemma.attacks.types import Foreseen
@@ -27,6 +24,9 @@ from trilemma.learning.protocol import State
 from trilemma.learning.steps.trace import Law
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
+from trilemma_lab.adversary.many_rounds import foreseen
+from trilemma_lab.adversary.outlook import Outlook
+from trilemma_lab.adversary.tryout import Tryout
 
 CLIENTS, LIARS, ROUNDS = 20, 4, 30
 EVERYBODY = tuple(range(CLIENTS))

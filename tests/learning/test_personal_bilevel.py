@@ -9,7 +9,6 @@ import pytest
 import torch
 from personal_clients import ArrayClients, Dense, classification, regression, rounds, run, setup
 from torch import Tensor
-from trilemma_lab.papers.lp_proj import linear as oracle
 
 from trilemma import models
 from trilemma.base.keys import Key
@@ -18,6 +17,7 @@ from trilemma.learning.personal.bilevel import Coupling, bilevel_algorithm, norm
 from trilemma.learning.personal.lp_proj import LpProj
 from trilemma.learning.personal.pfedme import PFedMe
 from trilemma.learning.personal.rsa import RSA
+from trilemma_lab.papers.lp_proj import linear as oracle
 
 FULL, SUB, CLIENTS, HELD = 5, 2, 4, 12
 

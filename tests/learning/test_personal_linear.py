@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+
 from trilemma_lab.papers.lp_proj import linear as oracle
 
 WORKED = oracle.Federation(

@@ -9,7 +9,6 @@ import pytest
 import torch
 from personal_clients import ArrayClients, Seeded, classification, heard, regression, rounds, setup
 from torch import Tensor
-from trilemma_lab.papers.lp_proj import linear as oracle
 
 from trilemma import models
 from trilemma.base.keys import Key
@@ -24,6 +23,7 @@ from trilemma.learning.steps.local_steps import initial_models
 from trilemma.models.layers.normalisation import EPSILON
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.testing.test_algorithms import settings_of
+from trilemma_lab.papers.lp_proj import linear as oracle
 
 NAMES = ["fedavg", "local", "ditto", "per-fedavg", "lg-fedavg", "lp-proj", "pfedme", "rsa"]
 

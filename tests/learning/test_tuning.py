@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from trilemma_lab.adversary.ahead import Ahead
 
 from trilemma import config, models, simulate
 from trilemma.base.errors import ConfigError
 from trilemma.data import FederatedData
 from trilemma.learning import Messages
 from trilemma.learning.steps.tuning import PULLS, check_going_on, tuned, unseen
+from trilemma_lab.adversary.ahead import Ahead
 
 RUN = {
     "data": {"examples": 120},

@@ -9,7 +9,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from trilemma_lab import papers
 from typer.testing import CliRunner
 
 from page_harness import BASE, HOST, HOSTILE, TOKEN, make_run
@@ -24,6 +23,7 @@ from trilemma.federation.protocol.events import EPOCH_OPENED
 from trilemma.learning.defences.evidence import Expulsion
 from trilemma.privacy import Mechanism
 from trilemma.privacy.ledger.lines import Entry
+from trilemma_lab import papers
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient

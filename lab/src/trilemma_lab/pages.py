@@ -1,4 +1,4 @@
-"""Tables of results inside pages of the documentation, written from `results/` (`make docs-results`).
+"""Tables of results inside pages of the documentation, written from `lab/results/` (`make docs-results`).
 
     <!-- results: NAME -->                        what stands between these two lines is written here,
     <!-- end of results -->                       the rest of the page by people
@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trilemma.report import Table
+from trilemma.report.tables import SHARES
 from trilemma_lab.arena import arena, standings
 from trilemma_lab.papers import studies
 from trilemma_lab.papers.published import Claim, Paper, paper
@@ -32,9 +34,6 @@ from trilemma_lab.studies.filled import partly_searched
 from trilemma_lab.studies.measured import Measured, Results, named_seeds, read_results
 from trilemma_lab.studies.study import in_order
 from trilemma_lab.studies.verdicts import Verdict, orderings, said, summed_up, verdicts
-
-from trilemma.report import Table
-from trilemma.report.tables import SHARES
 
 BLOCK = re.compile(r"(<!-- results: (.+?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
@@ -132,7 +131,7 @@ def _footer(cells: Sequence[Measured], results: Results, table: str) -> str:
     origins = [*dict.fromkeys(cell.of or results.about for cell in cells)]
     of_one = len(origins) == 1
     origin = f" {origins[0]};" if of_one else ""
-    said = f"{_filled(cells, results.study, table)};{origin} from `results/{results.study}.json`."
+    said = f"{_filled(cells, results.study, table)};{origin} from `lab/results/{results.study}.json`."
     if table:
         said += _rounds(cells, results.study)
     if not of_one:
@@ -285,7 +284,7 @@ def main() -> None:
     """Write the blocks of the named pages anew."""
     for name in sys.argv[1:]:
         path = Path(name)
-        path.write_text(page(path.read_text("utf-8"), Path("results")), "utf-8")
+        path.write_text(page(path.read_text("utf-8"), Path("lab/results")), "utf-8")
 
 
 if __name__ == "__main__":

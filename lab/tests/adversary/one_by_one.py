@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from trilemma_lab.adversary.outlook import Outlook
 
 from trilemma import aggregation
 from trilemma.base.keys import Key
@@ -21,6 +20,7 @@ from trilemma.learning.protocol import Algorithm, State
 from trilemma.models import build
 from trilemma.privacy import SimulatedNoise
 from trilemma.privacy.types import NoiseLaw, Release
+from trilemma_lab.adversary.outlook import Outlook
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from attack_helpers import RUN, steps
 from one_by_one import Round, rounds, strongest
+
+from trilemma import aggregation, config, simulate
+from trilemma.attacks import View, attacks
+from trilemma.base.keys import Key
 from trilemma_lab.adversary import many_rounds, memoryless
+from trilemma_lab.adversary.informed import Foreseen
 from trilemma_lab.adversary.many_rounds import Effort, Weigher, foreseen, recordable
 from trilemma_lab.adversary.memoryless import one_by_one, shifted
 from trilemma_lab.adversary.outlook import Outlook
 from trilemma_lab.adversary.tryout import Tryout
-
-from trilemma import aggregation, config, simulate
-from trilemma.attacks import View, attacks
-from trilemma.attacks.types import Foreseen
-from trilemma.base.keys import Key
 
 STEP = -0.5
 WAY = torch.ones(50, dtype=torch.float64) / 50**0.5

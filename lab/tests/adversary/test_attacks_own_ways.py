@@ -9,13 +9,13 @@ from attack_helpers import RUN, steps
 from hypothesis import given
 from hypothesis import strategies as st
 from one_by_one import rounds
-from trilemma_lab.adversary.own_ways import SHARES, apart, ranked
-from trilemma_lab.adversary.tryout import Tryout
 
 from trilemma import aggregation, config
 from trilemma.attacks import View, attacks
 from trilemma.base.errors import ConfigError
 from trilemma.base.keys import Key
+from trilemma_lab.adversary.own_ways import SHARES, apart, ranked
+from trilemma_lab.adversary.tryout import Tryout
 
 NEEDED = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NEEDED])]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from trilemma_lab.adversary import many
 
 from trilemma.learning.defences.evidence import convict, correct
 from trilemma.learning.defences.evidence.correction import visible
 from trilemma.learning.steps.trace import Law
+from trilemma_lab.adversary import many
 
 LIARS, ALARM, DIM = 4, 1e-3, 80
 NEEDED = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
+from trilemma import config, simulate
 from trilemma_lab.adversary import ahead
 from trilemma_lab.adversary.ahead import Ahead
 from trilemma_lab.adversary.going_on import AheadGoingOn, _Choice
-
-from trilemma import config, simulate
 
 RUN = {
     "data": {"examples": 200},

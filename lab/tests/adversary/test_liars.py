@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from trilemma_lab.adversary import ahead, liars
-from trilemma_lab.adversary.ahead import Ahead
-from trilemma_lab.adversary.outlook import Outlook
 
 from trilemma import config, models, privacy, simulate
 from trilemma.base.errors import UserError
 from trilemma.simulate import engine
 from trilemma.simulate.evaluation import evaluate
 from trilemma.task import Task
+from trilemma_lab.adversary import ahead, liars
+from trilemma_lab.adversary.ahead import Ahead
+from trilemma_lab.adversary.outlook import Outlook
 
 RUN = {
     "federation": {"clients": 10, "byzantine": 2},

@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from trilemma_lab.features.scattering import ScatteringOptions
 
 from trilemma.base.errors import UserError
+from trilemma_lab.features.scattering import ScatteringOptions
 
 
 def wave(size: tuple[int, int], scale: int, angle: int, angles: int) -> np.ndarray:

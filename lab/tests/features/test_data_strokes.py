@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import scipy
 import torch
-from trilemma_lab.features.strokes import CALMED, StrokesOptions, strokes, telling
 
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
+from trilemma_lab.features.strokes import CALMED, StrokesOptions, strokes, telling
 
 SMALL = StrokesOptions(components=12, J=1, L=2, paper=0.0, ink=1.0)
 

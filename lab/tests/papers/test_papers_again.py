@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trilemma_lab.papers import Study, run_studies, studies
-from trilemma_lab.studies.again import run_again
-from trilemma_lab.studies.measured import Results, new_results, read_results, write_results
 
 from trilemma.base.errors import UserError
 from trilemma.base.records import Spread
 from trilemma.simulate import Outcome, Watcher
 from trilemma.simulate.sweep.work import Failure
+from trilemma_lab.papers import Study, run_studies, studies
+from trilemma_lab.studies.again import run_again
+from trilemma_lab.studies.measured import Results, new_results, read_results, write_results
 
 SHORT = ("run.rounds=2", "run.evaluate_every=2")
 

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-from trilemma_lab.arena import arena, standings
 from typer.testing import CliRunner
 
 from trilemma import config, simulate
@@ -14,6 +13,7 @@ from trilemma.base.errors import UserError
 from trilemma.cli.app import app
 from trilemma.experiment import Cell
 from trilemma.simulate import engine
+from trilemma_lab.arena import arena, standings
 
 ROW = arena.Row("phishing-7", "LDP", 3, "caf", "loss", 1, 0.8, 0, 1, 69, 1.5)
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from trilemma_lab.papers.byz_clip21 import ALGORITHMS, AMPLIFIED_PANELS, ATTACKS, amplified_noise
-from trilemma_lab.papers.safe_dshb import SUMMED
 
 from trilemma import simulate
 from trilemma.experiment import Config, load
+from trilemma_lab.papers.byz_clip21 import ALGORITHMS, AMPLIFIED_PANELS, ATTACKS, amplified_noise
+from trilemma_lab.papers.safe_dshb import SUMMED
 
 
 def trained(config: Config, rounds: int = 4) -> torch.Tensor:

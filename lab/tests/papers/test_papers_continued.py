@@ -11,6 +11,12 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from typer.testing import CliRunner
+
+from trilemma.base.errors import UserError
+from trilemma.base.records import Spread
+from trilemma.cli import app
+from trilemma.experiment.sweep import leaves
 from trilemma_lab.arena.arena import Row, read, record
 from trilemma_lab.papers import run_studies, studies
 from trilemma_lab.studies import made
@@ -20,12 +26,6 @@ from trilemma_lab.studies.grid import Place
 from trilemma_lab.studies.kept import Kept
 from trilemma_lab.studies.measured import Measured, Results, new_results, read_results, write_results
 from trilemma_lab.studies.study import Study
-from typer.testing import CliRunner
-
-from trilemma.base.errors import UserError
-from trilemma.base.records import Spread
-from trilemma.cli import app
-from trilemma.experiment.sweep import leaves
 
 SETTINGS = {"algorithm.lr": 0.5, "run.rounds": 2}
 
@@ -241,7 +241,7 @@ def test_a_grid_that_was_settled_is_searched_later(
     )
     monkeypatch.setitem(studies._things, "two-steps", study)
     neighbour = replace(tried_at(grid[0], {1: 0.5}), row=first.row, tried={})
-    written = Path("results") / "two-steps.json"
+    written = Path("lab/results") / "two-steps.json"
     write_results(of_then(neighbour), written)
 
     def shown(*more: str) -> Measured:
@@ -301,10 +301,10 @@ def test_a_study_of_which_nothing_is_to_be_run_is_left_alone(
         "runs",
         lambda self, *_, **__: short if self is studies["safe-dshb"] else [],
     )
-    path = Path("results") / "byz-clip21.json"
+    path = Path("lab/results") / "byz-clip21.json"
     write_results(of_then(cell("a", {1: 0.5})), path)
     kept = path.read_bytes()
-    written = Path("results") / "safe-dshb.json"
+    written = Path("lab/results") / "safe-dshb.json"
     write_results(of_then(), written)
 
     def run(*more: str) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trilemma_lab.papers import studies
-from trilemma_lab.studies import estimate
-from trilemma_lab.studies.estimate import Estimate
 from typer.testing import CliRunner
 
 from trilemma.base.errors import UserError
 from trilemma.cli import app
+from trilemma_lab.papers import studies
+from trilemma_lab.studies import estimate
+from trilemma_lab.studies.estimate import Estimate
 
 
 def test_runs_are_counted_by_seed_and_longer_ones_take_longer() -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trilemma_lab.arena import arena, closing, gaps, standings
 from typer.testing import CliRunner
 
 from trilemma.base.errors import UserError
 from trilemma.cli.app import app
 from trilemma.simulate.sweep import Failure, Job, Watcher
 from trilemma.simulate.sweep.grid import Outcome
+from trilemma_lab.arena import arena, closing, gaps, standings
 
 ROW = arena.Row("phishing-7", "LDP", 3, "caf", "loss", 1, 0.8, 0, 1, 69, 1.5)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+
+from trilemma.base.errors import ConfigError
 from trilemma_lab.papers import studies
 from trilemma_lab.papers.published import paper
 from trilemma_lab.studies.grid import Place
-
-from trilemma.base.errors import ConfigError
 
 RUN = [name for name, study in studies.items() if study.compute is None]
 """The studies that have runs."""

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trilemma_lab.papers import lp_proj
-from trilemma_lab.papers.lp_proj import ATTACKS, METHODS, TASKS, Point, Reached, SeedCurve, points, printed
-from trilemma_lab.papers.lp_proj.blowup import flip, growth, poison
 
 from trilemma import models, simulate
 from trilemma.base.errors import ConfigError, UserError
 from trilemma.learning.compressed.count_sketch import Sketch
+from trilemma_lab.papers import lp_proj
+from trilemma_lab.papers.lp_proj import ATTACKS, METHODS, TASKS, Point, Reached, SeedCurve, points, printed
+from trilemma_lab.papers.lp_proj.blowup import flip, growth, poison
 
 FULL = {
     "synthetic00": 610,
@@ -146,11 +146,10 @@ def test_curves_and_losses_of_a_short_run(tmp_path: Path) -> None:
 
 def test_figures_are_drawn_from_results(tmp_path: Path) -> None:
     """Accuracy against fairness from Table 3, curves where there are any."""
+    from trilemma.base.records import Spread
     from trilemma_lab.papers.published import paper
     from trilemma_lab.studies.figures import picture_of
     from trilemma_lab.studies.measured import Measured, Results
-
-    from trilemma.base.records import Spread
 
     one = {name: Spread.of({1: value}) for name, value in (("accuracy", 0.9), ("variance", 0.01))}
     curve = {f"{name}@{t}": Spread.of({1: 0.5}) for name in ("accuracy", "train_loss") for t in (1, 200)}
@@ -162,11 +161,10 @@ def test_figures_are_drawn_from_results(tmp_path: Path) -> None:
 
 def test_growth_is_drawn_where_cells_are_missing_or_diverged(tmp_path: Path) -> None:
     """Of two rows under two attacks one was not run, one diverged; of no results there is no picture."""
+    from trilemma.base.records import Spread
     from trilemma_lab.papers.published import paper
     from trilemma_lab.studies.figures import picture_of
     from trilemma_lab.studies.measured import Measured, Results
-
-    from trilemma.base.records import Spread
 
     def cell(lam: int, attack: str, growth: float | None) -> Measured:
         row = f"η_l = 0.1, η_p = 0.05, λ = {lam}, R = 1"
@@ -235,9 +233,8 @@ def test_rounds_are_fewer_where_they_are_long() -> None:
 @pytest.mark.slow
 def test_a_study_measures_what_the_tables_report(tmp_path: Path) -> None:
     """The costs and losses of a run without liars; of an attacked one its scores alone."""
-    from trilemma_lab.papers import studies
-
     from trilemma import report
+    from trilemma_lab.papers import studies
 
     study = studies["lp-proj-synthetic00"]
     for percent, more in ((0, {"accuracy_in_budget", "scalars_to_target", "train_loss"}), (20, set())):

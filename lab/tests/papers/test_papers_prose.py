@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from trilemma_lab import pages
 from trilemma_lab.papers import studies
 from trilemma_lab.papers.published import paper

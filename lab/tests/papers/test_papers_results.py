@@ -9,6 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from trilemma import __version__
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.base.records import Spread
+from trilemma.cli import app
+from trilemma.report import load
 from trilemma_lab import pages
 from trilemma_lab.papers import run_studies, studies
 from trilemma_lab.papers.byz_clip21 import GRID
@@ -28,15 +35,8 @@ from trilemma_lab.studies.measured import (
     write_results,
 )
 from trilemma_lab.studies.verdicts import orderings, verdict_table, verdicts
-from typer.testing import CliRunner
 
-from trilemma import __version__
-from trilemma.base.errors import ConfigError, UserError
-from trilemma.base.records import Spread
-from trilemma.cli import app
-from trilemma.report import load
-
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def ours(row: str, mean: float | None, std: float = 0.01) -> Measured:
@@ -196,10 +196,15 @@ def test_of_several_causes_the_first_about_the_number_is_shown() -> None:
     assert [one.cause for one in found] == ["this"]
 
 
-@pytest.mark.parametrize("name", [name for name in studies if (ROOT / "results" / f"{name}.json").is_file()])
+@pytest.mark.parametrize(
+    "name", [name for name in studies if (ROOT / "lab" / "results" / f"{name}.json").is_file()]
+)
 def test_every_difference_from_a_paper_has_a_cause_or_is_called_unexplained(name: str) -> None:
     """A cause says "not explained" where none was found; empty means that nobody has looked."""
-    results, printed = read_results(ROOT / "results" / f"{name}.json"), paper(studies[name].paper).of(name)
+    results, printed = (
+        read_results(ROOT / "lab" / "results" / f"{name}.json"),
+        paper(studies[name].paper).of(name),
+    )
     found = [*verdicts(results, printed), *judged(results, printed)]
     assert [one.cell.place for one in found if one.kind == "differs" and not one.cause] == []
 
@@ -334,7 +339,7 @@ def test_a_mean_that_is_no_number_is_refused_with_its_place(tmp_path: Path, valu
 
 @pytest.mark.parametrize("name", studies)
 def test_kept_results_are_of_places_of_their_study(name: str) -> None:
-    path = ROOT / "results" / f"{name}.json"
+    path = ROOT / "lab" / "results" / f"{name}.json"
     if not path.exists():
         pytest.skip("has not been run yet")
     if studies[name].compute is not None:
@@ -351,7 +356,7 @@ def test_pages_show_what_the_files_hold(name: str, blocks: int) -> None:
     """Fails where a page or a file in results/ was changed alone: make docs-results."""
     text = (ROOT / "docs" / name).read_text("utf-8")
     assert len(pages.BLOCK.findall(text)) >= blocks
-    assert pages.page(text, ROOT / "results") == text
+    assert pages.page(text, ROOT / "lab" / "results") == text
 
 
 @pytest.mark.slow

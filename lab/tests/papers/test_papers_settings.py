@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from trilemma_lab.papers import studies
 from trilemma_lab.papers.published import paper
 

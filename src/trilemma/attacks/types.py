@@ -59,77 +59,6 @@ class ManyGramsTarget(GramTarget, Protocol):
 
 
 @dataclass(frozen=True)
-class Foreseen:
-    """What the server would do in a round, for each of B lies.
-
-    `harm` (B,) is how far the model moves against the last vector of the basis, −∞ if somebody is expelled;
-    the other two mean nothing there. `corrected` (B,) is how far the model is set right. Both are on the
-    host. `move` (B, p) is the model's move since the start, as coefficients in the basis of the `Defence`, or
-    a vector with the same inner products with this basis.
-    """
-
-    harm: Tensor
-    corrected: Tensor
-    move: Tensor
-
-    @classmethod
-    def of(cls, gram: Tensor, expelled: Tensor, move: Tensor, corrected: Tensor) -> Foreseen:
-        """Return what is foreseen if lies with `expelled` (B,) get somebody expelled."""
-        told = torch.stack([harm(gram, expelled, move), corrected.to(gram)]).cpu()
-        return cls(told[0], told[1], move)
-
-    @property
-    def expelled(self) -> Tensor:
-        """Whether somebody would be expelled (B,), bool."""
-        return torch.isneginf(self.harm)
-
-
-def harm(gram: Tensor, expelled: Tensor, move: Tensor) -> Tensor:
-    """Return how far moves (B, p) go against the last vector of the basis (B,), −∞ where `expelled` (B,)."""
-    return torch.where(expelled, -torch.inf, -(move @ gram[:, -1]))
-
-
-class Defence(Protocol):
-    """A server in one round, ready to evaluate changes of the messages."""
-
-    @property
-    def vectors(self) -> Tensor:
-        """A basis (s + k + 1, d): the clients' sums, the k messages without lies, and the move so far.
-
-        s = n for a server that remembers its clients, s = 0 for one without memory.
-        """
-
-    def rows(self, places: Any) -> Tensor:
-        """Return the vectors of the basis at `places`, which must be in rising order."""
-
-    @property
-    def size(self) -> int:
-        """How many vectors the basis has."""
-
-    @property
-    def senders(self) -> Any:
-        """The clients that sent the messages (k,)."""
-
-    @property
-    def step(self) -> float:
-        """The model moves by `step` × the round's aggregate."""
-
-    def looked(self) -> Defence:
-        """Return the same round as if the server looked at the sums in it."""
-
-    def gram(self, beside: Tensor) -> Tensor:
-        """Return the Gram matrix (p, p) of the basis followed by rows `beside` (q, d), on their device."""
-
-    def outcomes(self, gram: Tensor, rows: Any, changes: Tensor, beside: Tensor) -> Foreseen:
-        """Return what the server does if `changes` (B, r, p) are added to the messages in `rows` (r,).
-
-        Changes are coefficients in the basis followed by the rows `beside`, whose Gram matrix is `gram`. The
-        last of these rows is the direction in which the truth would move the model. The work is done on the
-        device of `gram` and `changes`.
-        """
-
-
-@dataclass(frozen=True)
 class Crafted:
     """What the Byzantine clients send in a round.
 
@@ -145,9 +74,6 @@ class Crafted:
 class View:
     """What colluding Byzantine clients know in a round.
 
-    The attributes from `defence` on are for attackers that know everything but honest secrets. They are
-    functions, so that nothing is computed unless an attack asks for it; None: not available.
-
     Attributes:
         honest: This round's honest messages (h, d).
         own: What the Byzantine clients would send if they followed the protocol (f, d); None: not computed.
@@ -156,19 +82,6 @@ class View:
         round: The round, counted from 0.
         key: The attackers' own key: they do not see the server's random draws.
         positions: The rows of the Byzantine clients among all n messages; None: the last f.
-        defence: () -> the server with its state, to foresee what it does with lies; None: it has no memory.
-        truth: () -> the honest clients' mean contribution without noise (d,).
-        uphill: () -> what to add to messages (d,) to raise the honest loss most at the model after the round.
-        poisoned: () -> what to add (d,) to lower the loss of honest examples with flipped labels most.
-        backdoored: () -> the same for honest examples with the attack's mark, all of its target class.
-        unshown: () -> as `uphill`, for the loss after tuning on examples that liars cannot influence.
-        errors: (distance, lie, sharper) -> in which direction (d,) to push the aggregate over that distance
-            so that most honest examples are mistaken; `lie` is (direction, messages) of an earlier lie to
-            start from, and errors are counted `sharper` times as sharply as by the model's best multiple.
-        mistaken: (messages (k, d) of all clients, sharper) -> the share of honest examples mistaken then.
-        unshown_errors: As `errors`, after tuning.
-        unshown_mistaken: As `mistaken`, after tuning.
-        trusted: () -> the server's own message on public examples (d,), if it compares messages with one.
         members: The liars' places among all clients of the federation.
 
     >>> view = View(
@@ -186,17 +99,6 @@ class View:
     round: int
     key: Key
     positions: tuple[int, ...] | None = None
-    defence: Callable[[], Defence] | None = None
-    truth: Callable[[], Tensor] | None = None
-    uphill: Callable[[], Tensor] | None = None
-    poisoned: Callable[[], Tensor] | None = None
-    backdoored: Callable[[], Tensor] | None = None
-    unshown: Callable[[], Tensor] | None = None
-    errors: Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor] | None = None
-    mistaken: Callable[[Tensor, float], float] | None = None
-    unshown_errors: Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor] | None = None
-    unshown_mistaken: Callable[[Tensor, float], float] | None = None
-    trusted: Callable[[], Tensor] | None = None
     members: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -248,7 +150,9 @@ class Attack:
         craft: view -> messages; None: Byzantine clients follow the protocol on their (poisoned) data.
         poison: (labels, classes, key) -> labels, called once per Byzantine client with that client's key.
         reads_own: Whether `craft` needs `View.own`.
-        reads_truth: Whether `craft` reads `View.truth`.
+        informed: (moment, view) -> the view with what this attack knows beside a round's messages, where it
+        knows
+            more; the moment is whatever runs it: in the simulator an `engine.Moment`.
         columnwise: Whether each column of the messages depends on that column of the honest ones only.
         needs_classes: Whether it is about classes, so that targets must not be numbers.
         backdoor: The mark whose success is scored beside the model; None: the attack sets none.
@@ -258,7 +162,7 @@ class Attack:
     craft: Callable[[View], Crafted] | None = None
     poison: Callable[[Tensor, int, Key], Tensor] | None = None
     reads_own: bool = False
-    reads_truth: bool = False
+    informed: Callable[[Any, View], View] | None = None
     columnwise: bool = False
     needs_classes: bool = False
     backdoor: Backdoor | None = None

@@ -36,7 +36,11 @@ GROUPS = tuple(
         "accountants",
     )
 )  # fmt: skip
-"""Entry points an installed package may declare: each names a module, which registers when imported."""
+"""Entry points an installed package may declare: each names a module, which registers when imported.
+
+Two groups more name objects: `trilemma.commands` (a function or a typer group, for the command line) and
+`trilemma.studies` (how the page lays out the runs of a study: `trilemma.page.studies.Layout`).
+"""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,12 @@ def installed() -> tuple[Plugin, ...]:
         if not point.module.startswith("trilemma.")
     }
     return tuple(_module(name, dist.version if dist else "") for name, dist in sorted(found.items()))
+
+
+@cache
+def offered(group: str) -> Mapping[str, importlib.metadata.EntryPoint]:
+    """Return what installed packages offer in a group of entry points, by name; nothing is imported."""
+    return {point.name: point for point in importlib.metadata.entry_points(group=f"trilemma.{group}")}
 
 
 def _load(reference: str, beside: Path) -> Plugin:

@@ -17,6 +17,7 @@ from typer.models import ArgumentInfo
 
 from trilemma import __version__
 from trilemma.base.errors import nearest
+from trilemma.base.plugins import offered
 
 
 class Lazy(NamedTuple):
@@ -29,12 +30,16 @@ class Lazy(NamedTuple):
 
     def load(self, called: str) -> click.Command:
         """Import the command."""
-        found = getattr(importlib.import_module(f"trilemma.cli.{self.module}"), self.name)
-        if not isinstance(found, typer.Typer):
-            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            alone.command(called)(found)
-            found = alone
-        return _with_whole_help(typer.main.get_command(found))
+        return as_command(called, getattr(importlib.import_module(f"trilemma.cli.{self.module}"), self.name))
+
+
+def as_command(called: str, found: Any) -> click.Command:
+    """Return a function, or a group of commands, as a command."""
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(called)(found)
+        found = alone
+    return _with_whole_help(typer.main.get_command(found))
 
 
 COMMANDS = {
@@ -44,12 +49,6 @@ COMMANDS = {
     ),
     "demo": Lazy(
         "demo", "demo_command", "Train", "See three liars among seven clients break the mean, not CAF."
-    ),
-    "arena": Lazy(
-        "arena", "arena_command", "Train", "Set every rule against liars who know it: the worst case."
-    ),
-    "papers": Lazy(
-        "papers", "papers_app", "Train", "Run the papers' experiments; compare with their numbers."
     ),
     "list": Lazy(
         "listing", "list_command", "Configure", "List rules, attacks, models, …, or explain one of them."
@@ -86,7 +85,20 @@ COMMANDS = {
     ),
     "federation": Lazy("federation", "federation_app", "Deploy", "Run a real federation."),
 }
-"""Every command. Its line is the first of its own help: a test keeps the two alike."""
+"""Every command of the core. Its line is the first of its own help: a test keeps the two alike."""
+
+
+def command_named(name: str) -> click.Command | None:
+    """Return a command of the core or of an installed package; None where there is none of that name."""
+    if name in COMMANDS:
+        return COMMANDS[name].load(name)
+    further = offered("commands")
+    return as_command(name, further[name].load()) if name in further else None
+
+
+def command_names() -> list[str]:
+    """Return the names of all commands: the core's, then those of installed packages."""
+    return [*COMMANDS, *sorted(set(offered("commands")) - set(COMMANDS))]
 
 
 class LazyGroup(TyperGroup):
@@ -94,24 +106,29 @@ class LazyGroup(TyperGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, in the order of the list."""
-        return list(COMMANDS)
+        return command_names()
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return what the list of commands shows."""
-        if cmd_name not in COMMANDS:
-            return None
-        listed = click.Command(cmd_name, help=COMMANDS[cmd_name].line)
-        listed.rich_help_panel = COMMANDS[cmd_name].group  # type: ignore[attr-defined]  # where typer looks
+        if cmd_name in COMMANDS:
+            group, line = COMMANDS[cmd_name].group, COMMANDS[cmd_name].line
+        else:
+            found = command_named(cmd_name)
+            if found is None:
+                return None
+            group, line = "From installed packages", found.get_short_help_str(limit=200)
+        listed = click.Command(cmd_name, help=line)
+        listed.rich_help_panel = group  # type: ignore[attr-defined]  # where typer looks
         return listed
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is called."""
-        if args and args[0] not in COMMANDS:
-            ctx.fail(f"no command is called {args[0]!r}: {nearest(args[0], COMMANDS)}")
+        if args and args[0] not in command_names():
+            ctx.fail(f"no command is called {args[0]!r}: {nearest(args[0], command_names())}")
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command if name is None else COMMANDS[name].load(name), rest
+        return name, command if name is None else command_named(name), rest
 
 
 def _with_whole_help(command: click.Command) -> click.Command:

@@ -139,6 +139,8 @@ def read_tables(path: Path | str | None, plugins: Iterable[str] = ()) -> dict[st
 
 def _read(path: Path) -> dict[str, Any]:
     """Return what a TOML file says, or a ready configuration of that name."""
+    if not path.is_file():
+        installed()
     if not path.is_file() and str(path) in ready:
         return tomllib.loads(ready[str(path)].text)
     try:

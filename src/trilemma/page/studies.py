@@ -1,21 +1,18 @@
 """Many runs as a table: rows and columns are keys they differ in, the worst run of a cell stands first.
 
-A folder of a paper's runs (`trilemma papers`) is laid out as the paper has it, with the printed figures.
+A folder of runs that an installed package knows is laid out as that package has it (`Layout`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import PurePosixPath
-
-from trilemma_lab import papers
-from trilemma_lab.papers.published import paper
-from trilemma_lab.studies.measured import Measured, Results
-from trilemma_lab.studies.verdicts import said, verdicts
+from typing import Protocol
 
 from trilemma.base.errors import UserError
+from trilemma.base.plugins import offered
 from trilemma.page.answers import Square, StudyLine, StudyView
 from trilemma.page.index import Found, Index
 from trilemma.page.runs import flat
@@ -38,6 +35,22 @@ class Point:
     found: Glance
 
 
+class Layout(Protocol):
+    """How runs of a known study are laid out: what an installed package offers in `trilemma.studies`."""
+
+    def paper(self, study: str) -> str:
+        """Return the study that a folder of this name holds; "": none that is known."""
+
+    def table(self, study: str, points: Sequence[Point], remark: str) -> StudyView | None:
+        """Return the runs laid out as the paper does; None where none of them is the paper's."""
+
+
+@cache
+def layouts() -> list[Layout]:
+    """Return the layouts of installed packages."""
+    return [point.load() for point in offered("studies").values()]
+
+
 def lines(index: Index) -> list[StudyLine]:
     """Return the folders that hold more than one run: those that are watched, and up to two below."""
     return [
@@ -46,7 +59,7 @@ def lines(index: Index) -> list[StudyLine]:
             name=id_,
             runs=len(runs),
             changed=max(map(index.changed, runs)) / 1e9,
-            paper=_paper(id_),
+            paper=next((p for one in layouts() if (p := one.paper(id_))), ""),
         )
         for id_, runs in _groups(index).items()
         if len(runs) > 1
@@ -65,11 +78,10 @@ def view(index: Index, study: str, row: str, column: str, score: str) -> StudyVi
     ]
     broken = len(runs) - len(points)
     remark = f"{broken} of {len(runs)} folders cannot be read" if broken else ""
-    name = _paper(study)
-    if name and not row:
-        table = _as_printed(study, name, points, remark)
-        if table is not None:
-            return table
+    if not row:
+        for layout in layouts():
+            if (table := layout.table(study, points, remark)) is not None:
+                return table
     return _table(study, points, row, column, score, remark)
 
 
@@ -81,11 +93,6 @@ def _groups(index: Index) -> dict[str, list[Found]]:
         for depth in range(1, min(len(parts), 4)):
             groups.setdefault("/".join(parts[:depth]), []).append(one)
     return dict(sorted(groups.items()))
-
-
-def _paper(study: str) -> str:
-    last = study.rpartition("/")[2]
-    return last if last in papers.studies else ""
 
 
 def keys_of(points: Sequence[Point]) -> list[str]:
@@ -108,7 +115,7 @@ def _table(study: str, points: Sequence[Point], row: str, column: str, score: st
     cells: dict[tuple[str, str], list[Point]] = {}
     for point in points:
         cells.setdefault((point.config.get(row, ""), point.config.get(column, "")), []).append(point)
-    squares = [[_square(cells.get((r, c), []), score) for c in columns] for r in rows]
+    squares = [[square(cells.get((r, c), []), score) for c in columns] for r in rows]
     return StudyView(
         name=study,
         score=score,
@@ -146,7 +153,7 @@ def _in_order(text: str) -> tuple[int, float, str]:
         return (1, 0.0, text)
 
 
-def _square(points: Sequence[Point], score: str, printed: str = "", verdict: str = "") -> Square | None:
+def square(points: Sequence[Point], score: str, printed: str = "", verdict: str = "") -> Square | None:
     """Return a cell: the worst of its runs decides."""
     if not points:
         return None
@@ -173,69 +180,3 @@ def _square(points: Sequence[Point], score: str, printed: str = "", verdict: str
 def _mean(point: Point, score: str) -> float | None:
     summary = point.found.summary
     return summary.spread(score).mean if score == "loss" or score in summary.metrics else None
-
-
-Spot = tuple[str, str, str, str]
-"""Where a run stands in a paper's tables, and what is printed there: table, row, column, figure."""
-
-
-@lru_cache(maxsize=8)
-def _printed(name: str) -> tuple[tuple[str, Spot], ...]:
-    """Return the runs of a paper's study by their folders' names, of a full and of a quick look."""
-    entry = papers.studies[name]
-    published = paper(entry.paper).of(name)
-    found: list[tuple[str, Spot]] = []
-    for place in (*entry.runs(), *entry.runs(quick=True)):
-        there = published.at(place.table, place.row, place.column)
-        text = "" if there is None else said(there)
-        found.append((place.cell.name, (place.table, place.row, place.column, text)))
-    return tuple(found)
-
-
-def _as_printed(study: str, name: str, points: Sequence[Point], remark: str) -> StudyView | None:
-    """Lay runs out as their paper does; None where none of them is the paper's."""
-    folders = {point.folder.name: point for point in points}
-    known = {spot: folders[folder] for folder, spot in _printed(name) if folder in folders}
-    if not known:
-        return None
-    rows = list(dict.fromkeys(_row(spot) for spot in known))
-    columns = list(dict.fromkeys(spot[2] for spot in known))
-    spots = {(_row(spot), spot[2]): spot for spot in known}
-    judged = _judged(name, known)
-    squares = [
-        [
-            _square([known[spot]], "accuracy", spot[3], judged.get(spot[:3], ""))
-            if (spot := spots.get((r, c)))
-            else None
-            for c in columns
-        ]
-        for r in rows
-    ]
-    return StudyView(
-        name=study,
-        score="accuracy",
-        scores=["accuracy"],
-        low_is_good=False,
-        keys=keys_of(points),
-        row="",
-        column="",
-        rows=rows,
-        columns=columns,
-        squares=squares,
-        remark="; ".join(filter(None, [f"as in the paper ({name}); printed figures below ours", remark])),
-    )
-
-
-def _judged(name: str, known: Mapping[Spot, Point]) -> dict[tuple[str, str, str], str]:
-    """Return the verdict of each place, as `trilemma papers compare` has it, from the runs that are there."""
-    cells = tuple(
-        Measured(*spot[:3], {"accuracy": point.found.summary.spread("accuracy")})
-        for spot, point in known.items()
-        if "accuracy" in point.found.summary.metrics
-    )
-    found = verdicts(Results(name, cells), paper(papers.studies[name].paper).of(name))
-    return {one.cell.place: one.words for one in found}
-
-
-def _row(spot: Spot) -> str:
-    return f"{spot[1]} · {spot[0]}"

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from trilemma_lab.adversary.liars import informed
 
 from trilemma.attacks.types import View
 from trilemma.base.records import Record
 from trilemma.base.stopwatch import Stopwatch
 from trilemma.learning import ClientStep, MessageLayout, Messages
+from trilemma.learning.defences.rehearsal import Rehearsal
 from trilemma.learning.messages import Length, Lengths
 from trilemma.learning.protocol import State
 from trilemma.learning.steps import total
@@ -60,6 +60,20 @@ class Progress:
         """The size of all its tensors, in bytes."""
         parts = (*self.broadcast.values(), *self.clients.values(), *self.server.values(), self.chosen)
         return sum(part.nbytes for part in parts)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A round between the clients' work and the server's: what attacks may know (`Attack.informed`).
+
+    `sent` are the messages of the clients `stepped`, as the protocol computed them; the server hears `heard`.
+    """
+
+    experiment: Experiment
+    progress: Progress
+    sent: Messages
+    stepped: tuple[int, ...]
+    heard: tuple[int, ...]
 
 
 def start(experiment: Experiment) -> Progress:
@@ -199,7 +213,7 @@ def _received(
     layout allows. `exchange` is empty for the first exchange of a round and names any other.
     """
     liars = tuple(i for i in heard if i in experiment.byzantine)
-    craft = experiment.attack.craft
+    algorithm, craft = experiment.resolved.algorithm, experiment.attack.craft
     row = {i: index for index, i in enumerate(stepped)}
     if not liars or craft is None:
         messages = experiment.shelf.those(sent, [row[i] for i in heard])
@@ -219,7 +233,10 @@ def _received(
         members=liars,
     )
     if not exchange:
-        view = informed(experiment, progress, view, sent, stepped, heard)
+        if algorithm.court is not None or algorithm.screen:
+            view = replace(view, target=Rehearsal(algorithm, progress.server, progress.round, heard))
+        if experiment.attack.informed is not None:
+            view = experiment.attack.informed(Moment(experiment, progress, sent, stepped, heard), view)
     crafted = craft(view)
     if experiment.shelf.on_disk:
         stack = experiment.shelf.empty((view.clients, honest.vectors.shape[1]), honest.vectors)

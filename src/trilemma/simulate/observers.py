@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -92,3 +93,7 @@ LOGS = {"tensorboard": EventFiles}
 def with_logs(observer: Observer, logs: Sequence[str], directory: Path) -> Observer:
     """Return an observer that also writes the named logs, each to a folder of that name in `directory`."""
     return Everyone([observer, *(LOGS[name](directory / name) for name in logs)]) if logs else observer
+
+
+Watch = Callable[[str], AbstractContextManager[Observer]]
+"""What shows a run that is called so while it goes on."""

@@ -61,6 +61,12 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
+
+from trilemma.attacks.backdoor import Backdoor
+from trilemma.attacks.settings import AttackSettings, attacks
+from trilemma.attacks.span import finite_rows
+from trilemma.attacks.types import Attack, Crafted, View
+from trilemma.base.transfers import to_the_host
 from trilemma_lab.adversary.erring import (
     OUTRIGHT,
     SECOND_SHARPNESS,
@@ -70,16 +76,12 @@ from trilemma_lab.adversary.erring import (
     climbed,
     leaning_back,
 )
+from trilemma_lab.adversary.informed import Defence, Informed
+from trilemma_lab.adversary.liars import informed
 from trilemma_lab.adversary.memoryless import RuleAlone, leaning, one_by_one, shifted
 from trilemma_lab.adversary.own_ways import SHARES, apart, ranked
 from trilemma_lab.adversary.tryout import Lies, Tryout
 from trilemma_lab.adversary.turning import Array
-
-from trilemma.attacks.backdoor import Backdoor
-from trilemma.attacks.settings import AttackSettings, attacks
-from trilemma.attacks.span import finite_rows
-from trilemma.attacks.types import Attack, Crafted, Defence, View
-from trilemma.base.transfers import to_the_host
 
 DIRECTIONS = ("gradient", "ones", "std", "top", "across")
 UPHILL = ("loss", "slanted", "poisoned", "backdoor", "unshown", "errors", "unshown-errors")
@@ -157,12 +159,13 @@ class Adaptive(AttackSettings):
             "adaptive",
             craft=self._craft,
             reads_own=True,
-            reads_truth=True,
+            informed=informed,
             needs_classes=self.direction in ("poisoned", "backdoor"),
             backdoor=Backdoor() if self.direction == "backdoor" else None,
         )
 
-    def _craft(self, view: View) -> Crafted:
+    def _craft(self, sent: View) -> Crafted:
+        view = Informed.of(sent)
         own = view.honest.new_zeros(view.byzantine, view.honest.shape[1]) if view.own is None else view.own
         stop = math.inf if self.stop is None else self.stop
         if view.byzantine == 0 or not self.start <= view.round < stop:
@@ -197,7 +200,7 @@ class Adaptive(AttackSettings):
         found: list[float] = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
         return found
 
-    def _towards_errors(self, view: View, along_loss: Found, truth: Tensor, lie: Lie) -> Crafted:
+    def _towards_errors(self, view: Informed, along_loss: Found, truth: Tensor, lie: Lie) -> Crafted:
         """Return the lie after which most examples are mistaken, searched from the lie `along_loss`."""
         if view.errors is None or view.mistaken is None:
             return along_loss.crafted
@@ -215,7 +218,7 @@ class Adaptive(AttackSettings):
 
     def _lie(
         self,
-        view: View,
+        view: Informed,
         own: Tensor,
         truth: Tensor,
         defence: Defence | None,
@@ -245,7 +248,7 @@ class Adaptive(AttackSettings):
 
     def _tryout(
         self,
-        view: View,
+        view: Informed,
         own: Tensor,
         defence: Defence,
         liars: tuple[int, ...],
@@ -259,7 +262,7 @@ class Adaptive(AttackSettings):
             return Tryout(defence, liars, lying, directions, truth, self.noise)
         return Tryout(defence, liars, lying, shifts.flatten(0, 1), truth, "protocol", own_ways=True)
 
-    def _own_shifts(self, view: View, own: Tensor, lying: Array, directions: Tensor) -> Tensor | None:
+    def _own_shifts(self, view: Informed, own: Tensor, lying: Array, directions: Tensor) -> Tensor | None:
         """Return what each of the r who lie adds, in all ways to try (ways, r, d); None: all add the same."""
         if self.role == "apart":
             return apart(directions, int((lying > 0).sum()), view.key.fold("apart"))
@@ -271,7 +274,7 @@ class Adaptive(AttackSettings):
         return None
 
     def _messages(
-        self, view: View, own: Tensor, ways: list[Tensor], lying: Array, strengths: list[float]
+        self, view: Informed, own: Tensor, ways: list[Tensor], lying: Array, strengths: list[float]
     ) -> Iterator[tuple[float, Tensor]]:
         """Yield each lie to try: its strength, and all liars' messages (f, d)."""
         shifts = self._own_shifts(view, own, lying, torch.stack(ways))
@@ -316,7 +319,7 @@ class Adaptive(AttackSettings):
         far = float(harm[most] - quiet) / abs(tryout.defence.step) if math.isfinite(quiet) else 0.0
         return Crafted(own + tryout.sent(tried, most).to(own), float(tried.strength[most])), far
 
-    def _lying(self, view: View) -> Array:
+    def _lying(self, view: Informed) -> Array:
         """Return each liar's factor of the shift in this round (f,): 1 if it lies, 0 if not."""
         first = (np.arange(view.byzantine) < (view.byzantine + 1) // 2).astype(float)
         if self.role in ("all", "apart") or view.byzantine == 1:
@@ -325,7 +328,7 @@ class Adaptive(AttackSettings):
             return (np.arange(view.byzantine) > 0).astype(float)
         return first if self.role == "half" or view.round % 2 == 0 else 1 - first
 
-    def _uphill(self, view: View) -> Tensor | None:
+    def _uphill(self, view: Informed) -> Tensor | None:
         """Return where a loss rises (d,); None if the direction is another, or the loss is not available."""
         if self.direction not in UPHILL:
             return None
@@ -333,7 +336,7 @@ class Adaptive(AttackSettings):
         asked = others.get(self.direction, view.uphill)
         return None if asked is None else asked()
 
-    def _directions(self, view: View, truth: Tensor, uphill: Tensor | None, defence: Defence) -> Tensor:
+    def _directions(self, view: Informed, truth: Tensor, uphill: Tensor | None, defence: Defence) -> Tensor:
         """Return the unit directions to try (q, d)."""
         wanted = DIRECTIONS if self.direction == "best" else (self.direction,)
         found = []

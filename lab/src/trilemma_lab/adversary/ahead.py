@@ -14,7 +14,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from trilemma_lab.adversary.outlook import Outlook
 
 from trilemma import models
 from trilemma.attacks.labels import flip
@@ -29,6 +28,7 @@ from trilemma.learning.steps.tuning import unseen
 from trilemma.models.engines import replay
 from trilemma.models.types import Model
 from trilemma.simulate.experiment import Experiment, SimulatedClients
+from trilemma_lab.adversary.outlook import Outlook
 
 LOOKED_AT = 50
 """How many examples of every honest client liars use to compute losses and errors."""

@@ -1,9 +1,9 @@
 """Lies towards errors: liars climb to where most examples are mistaken, and rehearse what comes of it.
 
 The slope of a loss where a round leads says little about where a long push ends. So liars ask where a push of
-a given length makes most examples mistaken (`View.errors`), search the lie that gets the model there, and
+a given length makes most examples mistaken (`Informed.errors`), search the lie that gets the model there, and
 start again from where it led. Of all these lies the one is sent after which most examples are mistaken
-(`View.mistaken`).
+(`Informed.mistaken`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trilemma.attacks.types import Crafted, View
+from trilemma.attacks.types import Crafted
+from trilemma_lab.adversary.informed import Informed
 
 Lie = Callable[[Tensor], tuple[Crafted, float]]
 """direction (d,) -> the most harmful lie along it, and how much further it gets the aggregate than none."""
 
 Errors = Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor]
-"""As `View.errors`."""
+"""As `Informed.errors`."""
 
 Mistaken = Callable[[Tensor, float], float]
-"""As `View.mistaken`."""
+"""As `Informed.mistaken`."""
 
 ERRING = ((1.0, 0.0), (1.0, 0.0), (1.0, -0.25), (0.9, 0.0), (1.1, 0.0), (1.0, -0.25))
 """The lies towards errors, in the order they are tried. Each pair is the distance, as a multiple of what the
@@ -54,7 +55,7 @@ class Found:
 
 
 def climbed(
-    view: View,
+    view: Informed,
     begin: Found,
     truth: Tensor,
     lie: Lie,
@@ -84,7 +85,7 @@ def climbed(
 
 
 def best_after_tuning(
-    view: View,
+    view: Informed,
     every: Sequence[Found],
     truth: Tensor,
     lie: Lie,

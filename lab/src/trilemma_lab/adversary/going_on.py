@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from trilemma_lab.adversary.ahead import Ahead
 
 from trilemma.learning.steps.tuning import Tuned, going_on, origin_of, unseen
 from trilemma.simulate.experiment import SimulatedClients
+from trilemma_lab.adversary.ahead import Ahead
 
 
 @dataclass(frozen=True)

@@ -11,56 +11,44 @@ from functools import cache, partial
 
 import torch
 from torch import Tensor
-from trilemma_lab.adversary.ahead import Ahead, Progress
-from trilemma_lab.adversary.going_on import AheadGoingOn
-from trilemma_lab.adversary.outlook import Outlook, Rehearsal
 
 from trilemma.attacks.types import View
-from trilemma.learning import Messages
 from trilemma.learning.messages import side_by_side
 from trilemma.learning.steps.trace import Trace
 from trilemma.privacy import Noiseless
 from trilemma.privacy.types import NoiseLaw
+from trilemma.simulate.engine import Moment
 from trilemma.simulate.experiment import Experiment
+from trilemma_lab.adversary.ahead import Ahead, Progress
+from trilemma_lab.adversary.going_on import AheadGoingOn
+from trilemma_lab.adversary.informed import Informed
+from trilemma_lab.adversary.outlook import Outlook
 
 
-def informed(
-    experiment: Experiment,
-    progress: Progress,
-    view: View,
-    sent: Messages,
-    stepped: tuple[int, ...],
-    heard: tuple[int, ...],
-) -> View:
-    """Return the view with what attackers know in addition to the messages: `View.defence` and what follows.
-
-    `sent` are the messages of the clients `stepped`, as the protocol computed them; the server hears `heard`.
-    """
+def informed(moment: Moment, view: View) -> Informed:
+    """Return the view with what attackers know in addition to the messages."""
+    experiment, progress, sent, heard = moment.experiment, moment.progress, moment.sent, moment.heard
     algorithm, round_, outlook = experiment.resolved.algorithm, progress.round, None
+    known = Informed.of(view)
     if algorithm.court is not None:
-        court, everything = algorithm.court, sent
-        if view.own is not None:
-            everything = sent.rows(_rows_of(stepped, heard))
-        rehearsal = Rehearsal(algorithm, progress.server, round_, heard)
-        vectors = everything.vectors
-        outlook = cache(partial(Outlook.of, court, progress.server, vectors, heard, round_))
-        view = replace(view, target=rehearsal, defence=None if view.own is None else outlook)
-    elif algorithm.screen:
-        view = replace(view, target=Rehearsal(algorithm, progress.server, round_, heard))
-    if experiment.attack.reads_truth:
-        if algorithm.screen and experiment.root is not None:
-            view = replace(view, trusted=partial(_trusted, experiment, progress))
-        view = replace(view, truth=partial(_truth, experiment, progress, heard, view.honest))
-        model, trace = experiment.clients.model, algorithm.trace
-        moved = None if trace is None else progress.broadcast[trace.model]
-        if moved is not None and moved.shape == (model.dim,) and view.own is not None and not model.buffers:
-            ahead = Ahead(experiment, progress, sent.rows(_rows_of(stepped, heard)), heard, outlook)
-            view = replace(view, uphill=ahead.uphill, unshown=ahead.unshown, poisoned=ahead.poisoned)
-            view = replace(view, backdoored=None if experiment.attack.backdoor is None else ahead.backdoored)
-            view = replace(view, errors=ahead.errors, mistaken=ahead.mistaken)
-            if (later := AheadGoingOn.of(ahead)) is not None:
-                view = replace(view, unshown_errors=later.errors, unshown_mistaken=later.mistaken)
-    return view
+        everything = sent if view.own is None else sent.rows(_rows_of(moment.stepped, heard))
+        outlook = cache(
+            partial(Outlook.of, algorithm.court, progress.server, everything.vectors, heard, round_)
+        )
+        known = replace(known, defence=None if view.own is None else outlook)
+    if algorithm.screen and experiment.root is not None:
+        known = replace(known, trusted=partial(_trusted, experiment, progress))
+    known = replace(known, truth=partial(_truth, experiment, progress, heard, view.honest))
+    model, trace = experiment.clients.model, algorithm.trace
+    moved = None if trace is None else progress.broadcast[trace.model]
+    if moved is not None and moved.shape == (model.dim,) and view.own is not None and not model.buffers:
+        ahead = Ahead(experiment, progress, sent.rows(_rows_of(moment.stepped, heard)), heard, outlook)
+        known = replace(known, uphill=ahead.uphill, unshown=ahead.unshown, poisoned=ahead.poisoned)
+        known = replace(known, backdoored=None if experiment.attack.backdoor is None else ahead.backdoored)
+        known = replace(known, errors=ahead.errors, mistaken=ahead.mistaken)
+        if (later := AheadGoingOn.of(ahead)) is not None:
+            known = replace(known, unshown_errors=later.errors, unshown_mistaken=later.mistaken)
+    return known
 
 
 def _rows_of(everybody: tuple[int, ...], clients: tuple[int, ...]) -> list[int]:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from trilemma_lab.adversary.many_look import Look
 
 from trilemma.aggregation.passes.many import any_above, plain_top_eigenpairs, top_eigenpairs
 from trilemma.base.recordings import filled_up
 from trilemma.learning.defences.evidence.correction import FALSELY, QUARTILES, above
+from trilemma_lab.adversary.many_look import Look
 
 
 @dataclass(frozen=True)

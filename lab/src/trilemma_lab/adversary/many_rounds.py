@@ -20,12 +20,12 @@ from functools import partial
 
 import torch
 from torch import Tensor
+
+from trilemma.base.recordings import Recordings, Tensors, aside, at_least, filled_up, unasked
 from trilemma_lab.adversary import many
 from trilemma_lab.adversary.changed import Changed
+from trilemma_lab.adversary.informed import Foreseen, harm
 from trilemma_lab.adversary.many_look import Facts, Look
-
-from trilemma.attacks.types import Foreseen, harm
-from trilemma.base.recordings import Recordings, Tensors, aside, at_least, filled_up, unasked
 
 KEPT = 16
 """How many recordings are kept: a few for every padded number of lies."""

@@ -15,14 +15,15 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
-from trilemma_lab.adversary.changed import Changed, Places
-from trilemma_lab.adversary.turning import Array, Rows
 
 from trilemma.attacks.search import weigher
 from trilemma.attacks.span import inner_products
-from trilemma.attacks.types import Crafted, Foreseen, GramTarget, ManyGramsTarget, View, harm
+from trilemma.attacks.types import Crafted, GramTarget, ManyGramsTarget, View
 from trilemma.base.recordings import Recordings, Tensors, at_least, filled_up, unasked
 from trilemma.base.transfers import to_the_device
+from trilemma_lab.adversary.changed import Changed, Places
+from trilemma_lab.adversary.informed import Foreseen, harm
+from trilemma_lab.adversary.turning import Array, Rows
 
 TILTS = (0.0, 0.3, 1.0)
 """How far lies lean towards the server's own message, relative to their part across it."""

@@ -1,8 +1,7 @@
 """What the defended server would do with messages before they are sent, for liars who know its state.
 
-A server is a pure function, so liars who know its state and the round's messages can run it beforehand.
-`Rehearsal` does that, as the target of a searched attack. `Outlook` computes the same from Gram matrices, for
-searches that try many lies in a round.
+`Outlook` computes what `trilemma.learning.defences.rehearsal` would run from Gram matrices, for searches that
+try many lies in a round.
 """
 
 from __future__ import annotations
@@ -14,52 +13,25 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
-from trilemma_lab.adversary import many
-from trilemma_lab.adversary.changed import Changed
-from trilemma_lab.adversary.many_look import Look, rows_of
-from trilemma_lab.adversary.many_rounds import Effort, Round, Weigher, foreseen, recordable
 
 from trilemma import aggregation
 from trilemma.aggregation import Chain
 from trilemma.attacks.span import bordered, inner_products
-from trilemma.attacks.types import Foreseen
-from trilemma.base.keys import Key
 from trilemma.base.transfers import to_the_device
 from trilemma.learning.defences.evidence.court import Court
 from trilemma.learning.defences.evidence.file import File
-from trilemma.learning.messages import Messages, side_by_side
-from trilemma.learning.protocol import Algorithm, State
+from trilemma.learning.messages import side_by_side
+from trilemma.learning.protocol import State
 from trilemma.learning.steps.trace import Law, Places
+from trilemma_lab.adversary import many
+from trilemma_lab.adversary.changed import Changed
+from trilemma_lab.adversary.informed import Foreseen
+from trilemma_lab.adversary.many_look import Look, rows_of
+from trilemma_lab.adversary.many_rounds import Effort, Round, Weigher, foreseen, recordable
 
 SINGULAR = 1e-10
 """Relative cut-off for the eigenvalues of the basis' normalised Gram matrix. It may be singular: after the
 first round, for instance, sums are multiples of messages."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a rehearsed round: the aggregate (d,) that moves the model as the server did."""
-
-    value: Tensor
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """A defended server in one round, as a function of the messages only (see `attacks.types.Target`)."""
-
-    algorithm: Algorithm
-    state: State
-    round: int
-    senders: tuple[int, ...]
-
-    def __call__(self, vectors: Tensor, /, *, key: Key | None = None) -> Outcome:
-        """Run the server on `vectors` (k, d); its state is not changed."""
-        trace = self.algorithm.trace
-        assert trace is not None
-        messages = Messages(vectors, senders=self.senders)
-        after = self.algorithm.server(messages, self.state, self.round, key or Key(0))
-        move = (after.broadcast[trace.model] - self.state[trace.model]) / trace.step(self.round)
-        return Outcome(move + self.state[trace.model] if trace.around else move)
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
-from trilemma_lab.adversary.changed import Places
-from trilemma_lab.adversary.turning import Array, Rows
 
 from trilemma.attacks.span import inner_products
-from trilemma.attacks.types import Defence
 from trilemma.base.transfers import to_the_device, to_the_host
+from trilemma_lab.adversary.changed import Places
+from trilemma_lab.adversary.informed import Defence
+from trilemma_lab.adversary.turning import Array, Rows
 
 TOGETHER = 1 << 25
 """How many numbers the Gram matrices of candidates evaluated together may have."""

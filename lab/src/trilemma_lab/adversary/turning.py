@@ -20,6 +20,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
 from trilemma_lab.adversary.changed import Places
 
 Array = NDArray[np.float64]

@@ -4,8 +4,8 @@ A cell is one run of the sweep: what is trained, how many lie, under which threa
 against which adversary; all seeds together. Cells that are finished are not run again, so a stopped arena
 continues. What is reported is the least accuracy over adversaries and seeds, never a mean.
 
-What was measured is kept as rows in one file (`record`, lab/results/frontier.json), a row for every seed of every
-cell; `standings` makes tables of them, `gaps` says what they lack.
+What was measured is kept as rows in one file (`record`, lab/results/frontier.json), a row for every seed of
+every cell; `standings` makes tables of them, `gaps` says what they lack.
 """
 
 from __future__ import annotations

@@ -15,11 +15,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trilemma_lab.arena import arena, gaps
-from trilemma_lab.arena.arena import Bout, Row
-
 from trilemma import simulate
 from trilemma.simulate.sweep import Failure, Job, Watcher
+from trilemma_lab.arena import arena, gaps
+from trilemma_lab.arena.arena import Bout, Row
 
 WRITTEN = 10.0
 """Seconds between two times that the file is written."""

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from trilemma.report import Table
 from trilemma_lab.arena import arena
 from trilemma_lab.arena.arena import GROUNDS, RULES, THREATS, Bout, Row
-
-from trilemma.report import Table
 
 STRONGEST = ("foe", "stretched errors", "ranked errors", "errors", "rotated slanted", "rotated loss")
 """Who left the worst case nearly everywhere, those first who tell most for their price."""

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trilemma_lab.arena.arena import EVERY_ADVERSARY, GROUNDS, RULES, THREATS, Row
-from trilemma_lab.arena.gaps import Standing, tally
-
 from trilemma.experiment import load
 from trilemma.report import Table
+from trilemma_lab.arena.arena import EVERY_ADVERSARY, GROUNDS, RULES, THREATS, Row
+from trilemma_lab.arena.gaps import Standing, tally
 
 SHOWN = ("caf", "evidence+caf", "evidence+nnm+caf")
 """Whose worst cases are shown first: the best of rules that look at one round, and what is built here."""

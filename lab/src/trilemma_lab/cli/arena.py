@@ -96,9 +96,8 @@ def _check_names(
     rules: list[str] | None,
 ) -> None:
     """Refuse names that the arena does not know, once, before anything is run."""
-    from trilemma_lab.arena import arena
-
     from trilemma import aggregation
+    from trilemma_lab.arena import arena
 
     _known("nothing is trained", grounds, arena.GROUNDS)
     _known("there is no threat model", threats, arena.THREATS)
@@ -114,11 +113,10 @@ def _check_kept(results: Path, changes: Sequence[str]) -> None:
     Said before anything is run: rows are put there hours later. A row says on which device it ran, and has
     no place for any other change.
     """
-    from trilemma_lab.arena import arena
-
     from trilemma.base import files
     from trilemma.base.errors import UserError
     from trilemma.experiment import load
+    from trilemma_lab.arena import arena
 
     if others := [one for one in changes if one.partition("=")[0].strip() != "run.device"]:
         raise UserError(
@@ -139,9 +137,8 @@ def _bouts(
     quick: bool,
 ) -> list[Bout]:
     """Return the cells that are asked for; refuse what asks for none, with the reason."""
-    from trilemma_lab.arena import arena
-
     from trilemma.base.errors import UserError
+    from trilemma_lab.arena import arena
 
     reasons: list[str] = []
     grounds = asked["ground"] or (arena.QUICK if quick else tuple(arena.GROUNDS))
@@ -175,10 +172,10 @@ def _run(
 ) -> None:
     """Run cells that are not finished, keep what all of them measured, print its table and a line below."""
     from rich.console import Console
-    from trilemma_lab.arena import arena, standings
 
     from trilemma import simulate
     from trilemma.report.progress import GridProgress
+    from trilemma_lab.arena import arena, standings
 
     doing(f"arena: {len(wanted)} cells")
     with GridProgress(Console(stderr=True)) as watcher:
@@ -210,10 +207,10 @@ def _close(
 ) -> None:
     """Run what a file of rows lacks, of what is asked for, and say what is left."""
     from rich.console import Console
-    from trilemma_lab.arena import arena, closing, gaps
 
     from trilemma.base.errors import UserError
     from trilemma.report.progress import GridProgress
+    from trilemma_lab.arena import arena, closing, gaps
 
     def wanted(one: gaps.Standing) -> bool:
         return all(getattr(one, name) in some for name, some in asked.items())

@@ -13,6 +13,7 @@ from trilemma.base.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
     from trilemma_lab.papers.published import Paper
     from trilemma_lab.studies.grid import Place
     from trilemma_lab.studies.kept import Kept
@@ -28,7 +29,7 @@ papers_app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(help="a study (trilemma papers list)")]
 ResultsFolder = Annotated[Path, typer.Option("--results", help="folder of NAME.json")]
-RESULTS = Path("results")
+RESULTS = Path("lab/results")
 RUNS = Path("runs") / "papers"
 
 
@@ -43,11 +44,11 @@ def list_command(
     from rich.console import Console
     from rich.table import Table as ScreenTable
     from rich.text import Text
+
+    from trilemma.report import Table
     from trilemma_lab.papers import studies
     from trilemma_lab.studies.filled import filled
     from trilemma_lab.studies.kept import Kept
-
-    from trilemma.report import Table
 
     if results != RESULTS and not results.is_dir():
         raise UserError(f"there is no folder {str(results)!r} of results")
@@ -122,16 +123,16 @@ def run_command(
     ] = None,
     results: ResultsFolder = RESULTS,
 ) -> None:
-    """Run studies, resumably, and write what each gave to results/NAME.json (quick: NAME-quick.json).
+    """Run studies, resumably, and write what each gave to lab/results/NAME.json (quick: NAME-quick.json).
 
     A run that stands in several is run once; results are written as runs end.
     """
     from rich.console import Console
+
+    from trilemma.simulate.sweep import check_engine
     from trilemma_lab.papers import studies
     from trilemma_lab.studies import filled
     from trilemma_lab.studies.kept import Kept
-
-    from trilemma.simulate.sweep import check_engine
 
     console = Console(stderr=True)
     chosen = {name: studies[name] for name in ([*studies] if names == ["all"] else names)}
@@ -213,9 +214,8 @@ def _run(
     console: Console,
 ) -> None:
     """Run places of studies, keep what they give as they end, and say how many there are."""
-    from trilemma_lab.papers import run_studies
-
     from trilemma.report.progress import GridProgress
+    from trilemma_lab.papers import run_studies
 
     with GridProgress(console) as watcher:
         found, outcome = run_studies(wanted, folder, jobs=jobs, engine=engine, watcher=watcher, keep=kept.add)
@@ -236,9 +236,9 @@ def _estimate(
 ) -> None:
     """Print how long studies would take; what quick looks would is kept for whoever asks for one."""
     from rich.console import Console
-    from trilemma_lab.studies.estimate import estimates, in_figures, keep
 
     from trilemma.report import Table
+    from trilemma_lab.studies.estimate import estimates, in_figures, keep
 
     found = {}
     for name, one in estimates(chosen, places, quick):
@@ -288,12 +288,12 @@ def check_command(
     import tempfile
 
     from rich.console import Console
+
+    from trilemma.report.progress import GridProgress
     from trilemma_lab.papers import studies
     from trilemma_lab.studies.again import run_again
     from trilemma_lab.studies.kept import Kept
     from trilemma_lab.studies.measured import read_results
-
-    from trilemma.report.progress import GridProgress
 
     kept = Kept({name: studies[name] for name in names}, results)
     there = {name: read_results(kept.path(name)) for name in kept.studies}

@@ -32,11 +32,11 @@ from functools import lru_cache
 import torch
 from pydantic import Field
 from torch import Tensor
-from trilemma_lab.features.scattering import ScatteringOptions
 
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
 from trilemma.data.catalogue import FeatureMap, feature_maps
+from trilemma_lab.features.scattering import ScatteringOptions
 
 INVENTED = 2048
 """Invented images: several times as many as components are kept."""

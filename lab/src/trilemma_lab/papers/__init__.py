@@ -1,7 +1,7 @@
 """The papers' experiments: each one's runs, the numbers it printed, and how ours compare.
 
 A module per paper registers its studies; what papers printed is in `published/`, what ours gave in the
-repository's `results/`. Runs are `trilemma.simulate`'s; what has none, times and formulas, is computed here.
+`lab/results/`. Runs are `trilemma.simulate`'s; what has none, times and formulas, is computed here.
 
 >>> sorted(studies)[:3]
 ['byz-clip21', 'byz-clip21-figure1', 'byz-clip21-figure2']

@@ -28,10 +28,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from trilemma.experiment import Config, load
 from trilemma_lab.studies.grid import Place
 from trilemma_lab.studies.study import Study, studies
-
-from trilemma.experiment import Config, load
 
 EPSILON, DELTA, EPOCHS = 13.0, 4e-4, 60
 EPSILONS = (3.0, 8.0, 13.0, 18.0, 23.0)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from trilemma.experiment import Config, load
 from trilemma_lab.studies.grid import Place
 from trilemma_lab.studies.study import Study, studies
-
-from trilemma.experiment import Config, load
 
 ATTACKS = {
     "SF": ("attack={name='sf'}",),

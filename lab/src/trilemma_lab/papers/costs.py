@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from trilemma_lab.studies.measured import Measured
-from trilemma_lab.studies.study import Study, studies
 
 from trilemma.aggregation import parse
 from trilemma.base.keys import Key
 from trilemma.base.records import Spread
+from trilemma_lab.studies.measured import Measured
+from trilemma_lab.studies.study import Study, studies
 
 RULES = {"SMEA": "smea", "CAF": "caf", "Meamed": "meamed", "GM": "geomed"}
 CLIENTS, LIARS = 30, 3

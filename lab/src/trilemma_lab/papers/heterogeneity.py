@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from trilemma.experiment import Config, load
 from trilemma_lab.papers.cafcor import ATTACKS
 from trilemma_lab.studies.grid import Place
 from trilemma_lab.studies.study import Study, studies
-
-from trilemma.experiment import Config, load
 
 PARTITIONS = {
     "extreme": ("cafcor-mnist-extreme", 7, 10),

@@ -18,12 +18,11 @@ import statistics
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from trilemma_lab.studies.grid import Place
-from trilemma_lab.studies.study import Study, studies
-
 from trilemma.base.records import Spread
 from trilemma.experiment import Config, load
 from trilemma.report import Result
+from trilemma_lab.studies.grid import Place
+from trilemma_lab.studies.study import Study, studies
 
 EPSILON = {1: 1.14, 2: 0.32, 3: 0.19}
 """The printed ε of each noise multiplier (Poisson convention, δ = 1e-4)."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trilemma_lab.studies.age import Again
-from trilemma_lab.studies.measured import Measured, Results, alike, new_results
-from trilemma_lab.studies.study import Study, run_studies
-
 from trilemma.base.errors import UserError
 from trilemma.experiment.sweep import leaves
 from trilemma.simulate import Watcher
+from trilemma_lab.studies.age import Again
+from trilemma_lab.studies.measured import Measured, Results, alike, new_results
+from trilemma_lab.studies.study import Study, run_studies
 
 
 def chosen(results: Results, count: int) -> list[Measured]:

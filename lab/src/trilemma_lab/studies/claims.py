@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from trilemma_lab.papers.published import Claim, Paper
-from trilemma_lab.studies.measured import Measured, Results
-
 from trilemma.base.records import Spread
 from trilemma.report.tables import SHARES, number, percent
+from trilemma_lab.papers.published import Claim, Paper
+from trilemma_lab.studies.measured import Measured, Results
 
 Kind = Literal["agrees", "ordering agrees", "differs"]
 

@@ -16,10 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from trilemma_lab.studies.grid import Place
-from trilemma_lab.studies.measured import device_name
-from trilemma_lab.studies.study import Study, tried
-
 from trilemma.base import files
 from trilemma.base.typed import typed
 from trilemma.simulate import engine
@@ -27,6 +23,9 @@ from trilemma.simulate.engine import Progress
 from trilemma.simulate.evaluation import evaluate
 from trilemma.simulate.experiment import Experiment, assemble
 from trilemma.simulate.rehearsal import verify
+from trilemma_lab.studies.grid import Place
+from trilemma_lab.studies.measured import device_name
+from trilemma_lab.studies.study import Study, tried
 
 FEW, MORE, LONG, LOOK = 2, 10, 5.0, 2
 """Clients whose steps are looked at; seconds above which they stand for a round; rounds looked at else."""

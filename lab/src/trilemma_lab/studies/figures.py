@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trilemma_lab.papers.published import Paper
-from trilemma_lab.studies.measured import Measured, Results
-from trilemma_lab.studies.study import in_order, studies
-
 from trilemma.base.errors import UserError
 from trilemma.report.picture_files import save_picture
 from trilemma.report.tables import SHARES
+from trilemma_lab.papers.published import Paper
+from trilemma_lab.studies.measured import Measured, Results
+from trilemma_lab.studies.study import in_order, studies
 
 MANY, ACROSS = 6, 3
 """From `MANY` panels on, `ACROSS` of them stand in a row."""

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trilemma.experiment import parse_seeds
 from trilemma_lab.studies.grid import SEEDS, Place, Searched, point, searched
 from trilemma_lab.studies.measured import Measured, Results, alike
 from trilemma_lab.studies.study import Study, seeded
-
-from trilemma.experiment import parse_seeds
 
 
 @dataclass(frozen=True)

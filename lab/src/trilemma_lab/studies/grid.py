@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from trilemma.experiment import Cell, Config
 from trilemma.experiment.sweep import leaves
-from trilemma.simulate import Observer
 
 SEEDS = "run.seeds"
 """The key of a run's seeds."""
-
-Watch = Callable[[str], AbstractContextManager[Observer]]
-"""Opens a progress display for a label."""
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trilemma.base import files
+from trilemma.base.errors import UserError
 from trilemma_lab.studies.age import Again
 from trilemma_lab.studies.measured import Measured, Results, new_results, read_results, write_results
 from trilemma_lab.studies.sources import Sources
 from trilemma_lab.studies.study import Study
-
-from trilemma.base import files
-from trilemma.base.errors import UserError
 
 
 @dataclass(frozen=True)

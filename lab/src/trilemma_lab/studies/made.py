@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trilemma_lab.studies.measured import device_name
-from trilemma_lab.studies.sources import code_of, sources_of
-
 from trilemma.base import files
 from trilemma.base.typed import typed
+from trilemma_lab.studies.measured import device_name
+from trilemma_lab.studies.sources import code_of, sources_of
 
 FILE = "made.json"
 

@@ -1,4 +1,4 @@
-"""What studies gave, as files: `results/NAME.json`, with all that is needed to judge and to repeat them.
+"""What studies gave, as files: `lab/results/NAME.json`, with all that is needed to judge and to repeat them.
 
     study, version, code, date, device      which study, by which code, when, where
     sources                                 by code: the sources that made it, with a digest of each
@@ -7,9 +7,9 @@
     cells                                   table, row, column; what differs from the base; metrics by seed;
                                             of a grid of hyper-parameters, what each that was tried gave
 
-`code` is a digest of the sources that make the study's results (`trilemma_lab.studies.sources`). It is empty for
-results that were taken over from pages written by hand, and so is `per_seed` there. A cell that was kept when
-others were measured anew says in `of` when, where and by which code it was measured.
+`code` is a digest of the sources that make the study's results (`trilemma_lab.studies.sources`). It is empty
+for results that were taken over from pages written by hand, and so is `per_seed` there. A cell that was kept
+when others were measured anew says in `of` when, where and by which code it was measured.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trilemma_lab.studies.age import Again, Age
-from trilemma_lab.studies.grid import SEEDS, Place
-from trilemma_lab.studies.sources import Sources, changed, code_of, sources_of
 
 from trilemma.base import files
 from trilemma.base.errors import UserError
@@ -35,6 +32,9 @@ from trilemma.base.records import Spread
 from trilemma.base.typed import Count, Finite, Seed, typed
 from trilemma.base.version import VERSION
 from trilemma.report import Result
+from trilemma_lab.studies.age import Again, Age
+from trilemma_lab.studies.grid import SEEDS, Place
+from trilemma_lab.studies.sources import Sources, changed, code_of, sources_of
 
 
 @dataclass(frozen=True)

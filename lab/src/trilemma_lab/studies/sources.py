@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import trilemma
+import trilemma_lab
 from trilemma.aggregation import mixings, rules
 from trilemma.attacks import attacks
 from trilemma.data.catalogue import datasets, feature_maps, partitions
@@ -33,6 +35,9 @@ ENTRIES = ("trilemma.simulate.runner",)
 
 BOOKKEEPING = ("trilemma_lab.studies.measured", "trilemma_lab.studies.study", "trilemma_lab.studies.sources")
 """Modules that write results down and decide none."""
+
+ROOTS = (Path(trilemma.__file__).parent, Path(trilemma_lab.__file__).parent)
+"""The folders of the two packages."""
 
 REGISTRIES: tuple[Mapping[str, Any], ...] = (
     *(rules, mixings, attacks, algorithms, models),
@@ -50,7 +55,7 @@ def sources_of(settings: Iterable[Mapping[str, Any]], compute: str = "", root: P
     >>> [f"aggregation/{name}.py" in found for name in ("mixing", "coordinate", "passes/gram", "smea")]
     [True, True, True, False]
     """
-    tree = own_tree() if root is None else _Tree(root)
+    tree = own_tree() if root is None else _Tree(root, *ROOTS[1:])
     reached = tree.reached([*([compute] if compute else ENTRIES), *_named(settings)])
     return {tree.path(module): tree.digest(module) for module in sorted(reached)}
 
@@ -96,9 +101,13 @@ def _words(value: Any) -> Iterator[str]:
 class _Tree:
     """The package's modules below a folder as they are now, and what they import of each other."""
 
-    def __init__(self, root: Path) -> None:
-        paths = {_dotted(path.relative_to(root)): path for path in root.rglob("*.py")}
+    def __init__(self, root: Path, *others: Path) -> None:
+        paths = {_dotted("trilemma", path.relative_to(root)): path for path in root.rglob("*.py")}
         self._paths = {module: path.relative_to(root).as_posix() for module, path in paths.items()}
+        for other in others:  # packages beside the core, whose paths begin with their name
+            found = {_dotted(other.name, path.relative_to(other)): path for path in other.rglob("*.py")}
+            self._paths |= {one: path.relative_to(other.parent).as_posix() for one, path in found.items()}
+            paths |= found
         self._texts = {module: path.read_bytes() for module, path in paths.items()}
         self._needed: dict[str, list[str]] = {}
 
@@ -151,11 +160,11 @@ class _Tree:
 @cache
 def own_tree() -> _Tree:
     """Read this package, the first time that it is asked for."""
-    return _Tree(Path(__file__).parents[1])
+    return _Tree(*ROOTS)
 
 
-def _dotted(path: Path) -> str:
-    parts = ("trilemma", *path.with_suffix("").parts)
+def _dotted(package: str, path: Path) -> str:
+    parts = (package, *path.with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -183,7 +192,10 @@ def _stated(source: bytes) -> _Stated:
     for node, at_run_time in _nodes(ast.parse(text)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             used.add((node.value.id, node.attr))
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trilemma":
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (
+            "trilemma",
+            "trilemma_lab",
+        ):
             found = [(f"{node.module}.{one.name}", one.asname or one.name) for one in node.names]
             imported += found if at_run_time else []
             offered |= {alias: whole for whole, alias in found}

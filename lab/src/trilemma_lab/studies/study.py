@@ -9,12 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trilemma_lab.papers.published import Paper
-from trilemma_lab.studies.grid import SEEDS, Place, Searched, point, searched
-from trilemma_lab.studies.made import made_elsewhere, write_down
-from trilemma_lab.studies.measured import Measured, Results, best, measured, pooled
-from trilemma_lab.studies.sources import own_tree
-
 from trilemma import simulate
 from trilemma.base.records import Spread
 from trilemma.base.registry import Registry
@@ -22,6 +16,11 @@ from trilemma.report import Result
 from trilemma.report.loading import load_cell
 from trilemma.simulate import Watcher
 from trilemma.simulate.sweep import Failure, Job
+from trilemma_lab.papers.published import Paper
+from trilemma_lab.studies.grid import SEEDS, Place, Searched, point, searched
+from trilemma_lab.studies.made import made_elsewhere, write_down
+from trilemma_lab.studies.measured import Measured, Results, best, measured, pooled
+from trilemma_lab.studies.sources import own_tree
 
 Measure = Callable[[Result], Mapping[str, Spread]]
 """Reads off a finished run what a paper reports of such runs."""
@@ -50,7 +49,8 @@ class Study:
     runs at one place are a paper's grid of hyper-parameters, of which it shows the best: all are tried with
     the first seed, and what was best there is run with the others. `reported` are the
     metrics of a table, by its name; of a table that is not named there, all. A study without runs, of
-    formulas or of times, is computed. `draw` makes its picture, where `trilemma_lab.studies.figures` has another.
+    formulas or of times, is computed. `draw` makes its picture, where `trilemma_lab.studies.figures` has
+    another.
     """
 
     paper: str

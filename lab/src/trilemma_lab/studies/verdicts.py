@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from trilemma.report import Table
+from trilemma.report.tables import SHARES
 from trilemma_lab.papers.published import Paper, Printed
 from trilemma_lab.studies.claims import WIDE, Kind, judged, sentences, written
 from trilemma_lab.studies.filled import partly_searched
 from trilemma_lab.studies.measured import Measured, Results
 from trilemma_lab.studies.study import studies
-
-from trilemma.report import Table
-from trilemma.report.tables import SHARES
 
 FAR = 3
 """From what factor on a quotient says more than a difference."""

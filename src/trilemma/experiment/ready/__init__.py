@@ -34,7 +34,13 @@ class ReadyConfig:
 ready: Registry[ReadyConfig] = Registry("configuration")
 """Every configuration that comes with the package, by name."""
 
-for _file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
-    if _file.name.endswith(".toml"):
-        _found = ReadyConfig(_file.read_text("utf-8"))
-        ready.register(_file.name.removesuffix(".toml"), _found.summary)(_found)
+
+def enter(package: str) -> None:
+    """Enter every TOML file that lies in a package, under its name."""
+    for file in sorted(resources.files(package).iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml"):
+            found = ReadyConfig(file.read_text("utf-8"))
+            ready.register(file.name.removesuffix(".toml"), found.summary)(found)
+
+
+enter(__name__)

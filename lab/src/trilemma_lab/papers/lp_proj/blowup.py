@@ -17,12 +17,12 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from trilemma_lab.papers.lp_proj.pictures import draw_growth
-from trilemma_lab.studies.measured import Measured
-from trilemma_lab.studies.study import Study, studies
 
 from trilemma.base.keys import Key
 from trilemma.base.records import Spread
+from trilemma_lab.papers.lp_proj.pictures import draw_growth
+from trilemma_lab.studies.measured import Measured
+from trilemma_lab.studies.study import Study, studies
 
 ROUNDS, RUNS, INNER_STEPS = 200, 6, 20
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trilemma_lab.papers.lp_proj.methods import CHOSEN, METHODS, TABLES
-from trilemma_lab.papers.published import line
-
 from trilemma import experiment as config
 from trilemma.base.errors import ConfigError, nearest
 from trilemma.experiment import Config
 from trilemma.learning.compressed.wire import QuantisedFormat
+from trilemma_lab.papers.lp_proj.methods import CHOSEN, METHODS, TABLES
+from trilemma_lab.papers.published import line
 
 ROUNDS = 200
 """Rounds T. Not printed; the default of the authors' code, above every budget of Table 4."""

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from trilemma_lab.papers.published import Paper
-from trilemma_lab.studies.measured import Measured, Results
 
 from trilemma.base.records import Spread
 from trilemma.report.picture_files import save_picture
+from trilemma_lab.papers.published import Paper
+from trilemma_lab.studies.measured import Measured, Results
 
 
 def draw(results: Results, printed: Paper, path: Path) -> Path:

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from trilemma_lab.papers.lp_proj.grid import Point, lookup
-from trilemma_lab.papers.lp_proj.methods import METHODS
 
 from trilemma import data, models, simulate
 from trilemma.base import files
@@ -20,6 +18,8 @@ from trilemma.experiment import Config
 from trilemma.learning.protocol import State
 from trilemma.report.glance import written_summary
 from trilemma.simulate.directory import SeedDirectory
+from trilemma_lab.papers.lp_proj.grid import Point, lookup
+from trilemma_lab.papers.lp_proj.methods import METHODS
 
 
 class Reached(NamedTuple):

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from trilemma.base.records import Record, Spread
+from trilemma.experiment import parse_seeds
+from trilemma.report import Result
 from trilemma_lab.papers.lp_proj.grid import TASKS, points
 from trilemma_lab.papers.lp_proj.methods import TABLES
 from trilemma_lab.papers.lp_proj.pictures import draw
 from trilemma_lab.papers.lp_proj.results import Reached, curves_in, train_losses_in
 from trilemma_lab.studies.grid import Place
 from trilemma_lab.studies.study import Study, studies
-
-from trilemma.base.records import Record, Spread
-from trilemma.experiment import parse_seeds
-from trilemma.report import Result
 
 CURVE = (1, 2, 5, 10, 20, 50, 100, 150, 200)
 """Rounds of Figure 5's curves."""

@@ -8,12 +8,12 @@ messages many times over.
 from __future__ import annotations
 
 import numpy as np
-from trilemma_lab.papers.lp_proj import linear
-from trilemma_lab.studies.measured import Measured
-from trilemma_lab.studies.study import Study, studies
 
 from trilemma.base.keys import Key
 from trilemma.base.records import Spread
+from trilemma_lab.papers.lp_proj import linear
+from trilemma_lab.studies.measured import Measured
+from trilemma_lab.studies.study import Study, studies
 
 EXAMPLE = linear.Federation(
     w=np.array([[1.0, 0, 0], [0, 2, 0], [0, 0, 1], [3, 1, 1]]),

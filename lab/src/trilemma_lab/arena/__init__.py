@@ -1,0 +1,1 @@
+"""Every rule against every adversary, and the worst case of each."""

@@ -1,0 +1,1 @@
+"""What studies are, what they gave, by which code, and how it compares."""
