@@ -5,13 +5,8 @@ its `craft` turns a `View` of this round's honest messages into the Byzantine on
 
 >>> import torch
 >>> from trilemma.base.keys import Key
-<<<<<<< HEAD
->>> ", ".join(sorted(attacks))
-'adaptive, alie, bounded, data-poison, foe, gaussian, inf, ipm, lf, mimic, min-max, min-sum, nan, ...'
-=======
 >>> {"alie", "data-poison", "foe", "gaussian", "ipm", "lf", "mimic", "none"} <= set(attacks)
 True
->>>>>>> 72717b7 (Laboratory: the core has no doors into it; commands, studies and named things come by entry points)
 >>> view = View(
 ...     honest=torch.tensor([[1.0, 0.0], [3.0, 2.0]]), own=None, byzantine=1,
 ...     target=lambda x, key=None: x, round=0, key=Key(0),

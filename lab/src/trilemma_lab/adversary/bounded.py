@@ -24,6 +24,8 @@ from pydantic import Field
 from trilemma.attacks.settings import AttackSettings, Promise, attacks
 from trilemma.attacks.span import finite_rows
 from trilemma.attacks.types import Attack, Crafted, View
+from trilemma_lab.adversary.informed import Informed
+from trilemma_lab.adversary.liars import informed
 
 
 @attacks.register("bounded")
@@ -41,9 +43,10 @@ class Bounded(AttackSettings):
 
     def build(self) -> Attack:
         """Return the attack."""
-        return Attack("bounded", craft=self._craft, reads_own=True, reads_truth=True)
+        return Attack("bounded", craft=self._craft, reads_own=True, informed=informed)
 
-    def _craft(self, view: View) -> Crafted:
+    def _craft(self, sent: View) -> Crafted:
+        view = Informed.of(sent)
         honest = view.honest
         own = honest.new_zeros(view.byzantine, honest.shape[1]) if view.own is None else view.own
         known = finite_rows(honest).double().mean(0) if view.truth is None else view.truth()

@@ -24,6 +24,8 @@ from trilemma.attacks.backdoor import Backdoor
 from trilemma.attacks.settings import AttackSettings, attacks
 from trilemma.attacks.span import finite_rows
 from trilemma.attacks.types import Attack, Crafted, View
+from trilemma_lab.adversary.informed import Informed
+from trilemma_lab.adversary.liars import informed
 
 
 @attacks.register("ring")
@@ -42,12 +44,13 @@ class Ring(AttackSettings):
             "ring",
             craft=self._craft,
             reads_own=True,
-            reads_truth=True,
+            informed=informed,
             needs_classes=planted,
             backdoor=Backdoor() if planted else None,
         )
 
-    def _craft(self, view: View) -> Crafted:
+    def _craft(self, sent: View) -> Crafted:
+        view = Informed.of(sent)
         own = view.honest.new_zeros(view.byzantine, view.honest.shape[1]) if view.own is None else view.own
         if view.byzantine == 0:
             return Crafted(own)
@@ -57,7 +60,7 @@ class Ring(AttackSettings):
         shares = own.double() - mean + self.strength * torch.linalg.vector_norm(mean) * way
         return Crafted(shares.to(own.dtype), self.strength)
 
-    def _way(self, view: View) -> torch.Tensor:
+    def _way(self, view: Informed) -> torch.Tensor:
         """Return where the shares push; without a model to plant a backdoor in, against the honest mean."""
         if self.direction == "backdoor" and view.backdoored is not None:
             return view.backdoored()
