@@ -37,6 +37,7 @@ from trilemma_lab.studies.measured import (
 from trilemma_lab.studies.verdicts import orderings, verdict_table, verdicts
 
 ROOT = Path(__file__).parents[3]
+KEPT = ROOT / "lab" / "results"
 
 
 def ours(row: str, mean: float | None, std: float = 0.01) -> Measured:
@@ -196,13 +197,11 @@ def test_of_several_causes_the_first_about_the_number_is_shown() -> None:
     assert [one.cause for one in found] == ["this"]
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in studies if (ROOT / "lab" / "results" / f"{name}.json").is_file()]
-)
+@pytest.mark.parametrize("name", [name for name in studies if (KEPT / f"{name}.json").is_file()])
 def test_every_difference_from_a_paper_has_a_cause_or_is_called_unexplained(name: str) -> None:
     """A cause says "not explained" where none was found; empty means that nobody has looked."""
     results, printed = (
-        read_results(ROOT / "lab" / "results" / f"{name}.json"),
+        read_results(KEPT / f"{name}.json"),
         paper(studies[name].paper).of(name),
     )
     found = [*verdicts(results, printed), *judged(results, printed)]
@@ -339,7 +338,7 @@ def test_a_mean_that_is_no_number_is_refused_with_its_place(tmp_path: Path, valu
 
 @pytest.mark.parametrize("name", studies)
 def test_kept_results_are_of_places_of_their_study(name: str) -> None:
-    path = ROOT / "lab" / "results" / f"{name}.json"
+    path = KEPT / f"{name}.json"
     if not path.exists():
         pytest.skip("has not been run yet")
     if studies[name].compute is not None:
@@ -356,7 +355,7 @@ def test_pages_show_what_the_files_hold(name: str, blocks: int) -> None:
     """Fails where a page or a file in results/ was changed alone: make docs-results."""
     text = (ROOT / "docs" / name).read_text("utf-8")
     assert len(pages.BLOCK.findall(text)) >= blocks
-    assert pages.page(text, ROOT / "lab" / "results") == text
+    assert pages.page(text, KEPT) == text
 
 
 @pytest.mark.slow
