@@ -55,8 +55,8 @@ chaos: $(VENV)/.dev  ## nightly: kill processes for two minutes, try lists of fa
 		tests/federation/test_federation_simulator.py tests/cli/test_cli_damaged.py --timeout 3600
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check src lab tests benchmarks examples tools docs
-	$(BIN)/ruff format --check src lab tests benchmarks examples tools docs
+	$(BIN)/ruff check conftest.py src lab tests benchmarks examples tools docs
+	$(BIN)/ruff format --check conftest.py src lab tests benchmarks examples tools docs
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ settings.register_profile("nightly", patient, max_examples=5000)
 settings.load_profile("full")
 
 # Several files of this name are one too many for who looks for examples in docstrings.
-collect_ignore_glob = ["*/conftest.py"]
+collect_ignore_glob = ["**/conftest.py"]
 
 
 def pytest_configure() -> None:
@@ -55,7 +56,7 @@ def pytest_collection_finish() -> None:
 # Which tests are slow is measured, not guessed: `make slow-list` writes down those that took longer than this
 # (seconds), and they are marked `slow` beside those whose authors marked them.
 SLOW = 0.25
-SLOW_LIST = Path(__file__).with_name("slow.txt")
+SLOW_LIST = Path(__file__).parent / "tests" / "slow.txt"
 _took: dict[str, list[float]] = defaultdict(list)
 
 
@@ -130,3 +131,12 @@ def plugins_forgotten() -> Iterator[None]:
             one.withdraw(name)
     plugins._loaded.clear()
     plugins.installed.cache_clear()
+
+
+@pytest.fixture
+def two_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ground of the arena on which a run takes a moment."""
+    from trilemma_lab.arena import arena
+
+    short = replace(arena.GROUNDS["phishing-7"], changes=("run.rounds=2",))
+    monkeypatch.setitem(arena.GROUNDS, "phishing-7", short)
