@@ -24,6 +24,7 @@ from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.defences.evidence import guarded
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
+from trilemma_lab.adversary.adaptive import Adaptive
 from trilemma_lab.adversary.outlook import Outlook
 from turns import alone
 
@@ -65,7 +66,7 @@ def measure(view: View, rules: Iterable[str], repeats: int) -> Iterator[Row]:
             assert craft is not None
             seconds = best(lambda craft=craft, aimed=aimed: craft(aimed), repeats, device)
             yield Row(f"{name} searched against {rule}", seconds, craft(aimed).strength)
-        craft = attacks["adaptive"]().build().craft
+        craft = Adaptive().build().craft
         assert craft is not None
         seconds = best(lambda craft=craft, aimed=aimed: craft(aimed), repeats, device)
         yield Row(f"adaptive against {rule}", seconds, craft(aimed).strength)
@@ -104,7 +105,7 @@ def remembering(rule: str, view: View, repeats: int) -> Iterator[Row]:
         members=everyone[-view.byzantine :],
     )
     for noise in ("protocol", "rotated"):
-        craft = attacks["adaptive"](noise=noise).build().craft
+        craft = Adaptive(noise=noise).build().craft
         assert craft is not None
         seconds = best(lambda craft=craft: craft(knows), repeats, device)
         yield Row(f"adaptive against {rule}, noise {noise}", seconds, craft(knows).strength)

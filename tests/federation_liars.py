@@ -20,7 +20,7 @@ from federation_harness import PRIVATE, result_of, small_config, transcript
 from stacked_noise import StackedSecretNoise
 from trilemma import aggregation
 from trilemma import config as configurations
-from trilemma.attacks import Attack, Crafted, View, attacks
+from trilemma.attacks import Attack, Crafted, View
 from trilemma.federation.client.journal import Journal
 from trilemma.federation.client.sessions import Session
 from trilemma.federation.party.layout import Party
@@ -33,6 +33,8 @@ from trilemma.learning.protocol import State
 from trilemma.privacy.secrets import Handshake, Offer, SecretNoise
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import Experiment, assemble
+from trilemma_lab.adversary.adaptive import Adaptive
+from trilemma_lab.adversary.informed import Informed
 
 REACH = 1000.0
 """How many times the length of their noise careless liars push by."""
@@ -52,16 +54,17 @@ def careless_from(round_: int) -> Attack:
     Until then they pass every test, by their own search; then they push as if there were none: by many times
     the length of their noise, so that whatever noise is drawn they are found.
     """
-    craft = attacks["adaptive"](role="turns", reach=REACH).build().craft
+    built = Adaptive(role="turns", reach=REACH).build()
+    craft = built.craft
     assert craft is not None
 
     def forgetful(view: View) -> Crafted:
         if view.round >= round_:
             mean = aggregation.parse("mean", f=0)
-            view = replace(view, defence=None, target=mean)
+            view = replace(Informed.of(view), defence=None, target=mean)
         return craft(view)
 
-    return Attack("adaptive", craft=forgetful, reads_own=True, reads_truth=True)
+    return replace(built, craft=forgetful)
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from attack_helpers import RUN, steps
 from one_by_one import Round, rounds, strongest
 
 from trilemma import aggregation, config, simulate
-from trilemma.attacks import View, attacks
+from trilemma.attacks import View
 from trilemma.base.keys import Key
 from trilemma_lab.adversary import many_rounds, memoryless
-from trilemma_lab.adversary.informed import Foreseen
+from trilemma_lab.adversary.adaptive import Adaptive
+from trilemma_lab.adversary.informed import Foreseen, Informed
 from trilemma_lab.adversary.many_rounds import Effort, Weigher, foreseen, recordable
 from trilemma_lab.adversary.memoryless import one_by_one, shifted
 from trilemma_lab.adversary.outlook import Outlook
@@ -212,9 +213,9 @@ def test_bold_liars_push_between_looks_as_far_as_messages_hide() -> None:
     assert most[1] > most[0]
 
 
-def seen_by_liars(made: Round, uphill: torch.Tensor | None = None) -> View:
+def seen_by_liars(made: Round, uphill: torch.Tensor | None = None) -> Informed:
     """What liars know of a round: the defence and the truth, and where a loss rises, if that is given."""
-    return View(
+    return Informed(
         honest=made.sent[: -made.liars],
         own=made.sent[-made.liars :],
         byzantine=made.liars,
@@ -233,7 +234,7 @@ def seen_by_liars(made: Round, uphill: torch.Tensor | None = None) -> View:
 def test_the_search_finds_no_less_than_one_that_sends_lies_to_the_server(case: tuple, noise: str) -> None:
     made = rounds(2, *case)
     view = seen_by_liars(made)
-    crafted = attacks["adaptive"](noise=noise, points=16).build().craft(view)
+    crafted = Adaptive(noise=noise, points=16).build().craft(view)
     grid = (float(made.truth.norm()) * 0.1 * 1000 ** np.linspace(0, 1, 16)).tolist()
     most, _ = strongest(made, -made.truth / made.truth.norm(), grid, noise)
     assert made.harm(crafted.messages - view.own) >= most - 1e-4 * abs(most)
@@ -245,7 +246,7 @@ def test_lies_that_lean_back_along_the_gradient_land_further_uphill() -> None:
     uphill = torch.randn(len(made.truth), generator=torch.Generator().manual_seed(3)).double()
     view, landed = seen_by_liars(made, uphill), {}
     for direction in ("loss", "slanted"):
-        crafted = attacks["adaptive"](direction=direction, noise="rotated").build().craft(view)
+        crafted = Adaptive(direction=direction, noise="rotated").build().craft(view)
         expelled, move = made.after(crafted.messages - view.own)
         assert not expelled
         landed[direction] = float(np.sign(made.outlook.step) * (move @ uphill))
@@ -259,9 +260,9 @@ def test_nobody_is_expelled_and_the_descent_suffers(said: str) -> None:
     assert any(record.attack_strength > 0 for record in records)
 
 
-def erring(errors: Callable[..., torch.Tensor], mistaken: Callable[..., float]) -> View:
+def erring(errors: Callable[..., torch.Tensor], mistaken: Callable[..., float]) -> Informed:
     """What two liars among seven see of a mean, and of how many examples it gets wrong."""
-    return View(
+    return Informed(
         honest=torch.ones(5, 4),
         own=torch.ones(2, 4),
         byzantine=2,
@@ -289,7 +290,7 @@ def test_of_all_lies_towards_errors_the_one_is_sent_after_which_most_examples_ar
         return torch.nn.functional.one_hot(torch.tensor(len(asked) % 4), 4).float()
 
     view = erring(errors, mistaken)
-    crafted = attacks["adaptive"](direction="errors", points=3).build().craft(view)
+    crafted = Adaptive(direction="errors", points=3).build().craft(view)
     assert torch.equal(view.stack(crafted.messages), tried[3])
     assert len(tried) == len(mistakes)
     before = [None, 1, 1, 3, 3, 3]  # the lie from which each sets out
@@ -315,7 +316,7 @@ def test_of_lies_found_at_two_sharpnesses_the_one_is_sent_that_errs_more_outrigh
         return -torch.nn.functional.one_hot(torch.tensor(int(sharp)), 4).float()
 
     view = erring(errors, mistaken)
-    crafted = attacks["adaptive"](direction="errors", points=3, sharper=sharper).build().craft(view)
+    crafted = Adaptive(direction="errors", points=3, sharper=sharper).build().craft(view)
     assert int(crafted.messages[-1].argmin()) == (int(better) if sharper > 1 else 1)
 
 
@@ -383,7 +384,7 @@ def test_without_memory_they_face_the_rule_alone() -> None:
         round=0,
         key=Key(0),
     )
-    crafted = attacks["adaptive"]().build().craft(view)
+    crafted = Adaptive().build().craft(view)
     assert crafted.strength > 100
     assert (crafted.messages < 0).all()
 

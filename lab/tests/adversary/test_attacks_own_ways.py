@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from one_by_one import rounds
 
 from trilemma import aggregation, config
-from trilemma.attacks import View, attacks
+from trilemma.attacks import View
 from trilemma.base.errors import ConfigError
 from trilemma.base.keys import Key
+from trilemma_lab.adversary.adaptive import Adaptive
 from trilemma_lab.adversary.own_ways import SHARES, apart, ranked
 from trilemma_lab.adversary.tryout import Tryout
 
@@ -26,7 +27,7 @@ def crafted(rule: str, device: str = "cpu", **said: object) -> tuple[View, torch
     rng = torch.Generator().manual_seed(1)
     honest, own = ((torch.randn(k, 60, generator=rng) + 0.3).to(device) for k in (16, 4))
     view = View(honest, own, 4, aggregation.parse(rule, f=4), round=0, key=Key(0))
-    return view, attacks["adaptive"](**said).build().craft(view).messages
+    return view, Adaptive(**said).build().craft(view).messages
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -67,7 +68,7 @@ def test_in_half_precision_ranked_lies_are_finite_too(rule: str, device: str) ->
     rng = torch.Generator().manual_seed(1)
     honest, own = (((torch.randn(k, 3, generator=rng) + 0.3) * 10).half().to(device) for k in (9, 1))
     view = View(honest, own, 1, aggregation.parse(rule, f=1), round=0, key=Key(0))
-    sent = attacks["adaptive"](noise="ranked", points=5).build().craft(view).messages
+    sent = Adaptive(noise="ranked", points=5).build().craft(view).messages
     assert sent.dtype == torch.float16
     torch.testing.assert_close(sent.sort(1).values, own.sort(1).values, rtol=0, atol=0.02)
 
@@ -123,7 +124,7 @@ def test_who_is_given_up_is_gross_and_the_others_do_not_count_on_it(device: str)
     truth = view.honest.double().mean(0)
     torch.testing.assert_close(shifts[0], -7.0 * truth, rtol=1e-4, atol=1e-5)
     assert float((shifts[1:] - shifts[1]).abs().max()) < 1e-5
-    assert attacks["adaptive"](role="sacrificed")._lying(view).tolist() == [0, 1, 1, 1]
+    assert Adaptive(role="sacrificed")._lying(view).tolist() == [0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("device", DEVICES)

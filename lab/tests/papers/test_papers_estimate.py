@@ -38,16 +38,16 @@ def test_a_grid_counts_once_for_each_of_its_points() -> None:
 
 def test_estimates_are_kept_beside_others_and_said_before_a_quick_look(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert estimate.kept(Path("results")) == ({}, "")
+    assert estimate.kept(Path("lab/results")) == ({}, "")
     study = studies["safe-dshb"]
     short = [place.with_("run.rounds=2") for place in study.runs("1", only="SF")[:1]]
     monkeypatch.setattr(type(study), "runs", lambda *_, **__: short)
-    Path("results").mkdir()
-    estimate.keep({"other": Estimate(8, 30.0)}, Path("results"))
+    Path("lab/results").mkdir(parents=True)
+    estimate.keep({"other": Estimate(8, 30.0)}, Path("lab/results"))
     said = CliRunner().invoke(app, ["papers", "run", "safe-dshb", "--quick", "--estimate"])
     assert said.exit_code == 0, said.output
     assert "together about" in said.output
-    found, where = estimate.kept(Path("results"))
+    found, where = estimate.kept(Path("lab/results"))
     assert found["other"].minutes(2) == 2.0
     assert found["safe-dshb"].runs == 1
     assert where

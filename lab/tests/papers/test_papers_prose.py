@@ -13,7 +13,8 @@ from trilemma_lab.papers.published import paper
 from trilemma_lab.studies.claims import sentences
 from trilemma_lab.studies.measured import read_results
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
+KEPT = ROOT / "lab" / "results"
 
 COMPUTED = re.compile(
     r"<!-- results: .+? -->\n.*?<!-- end of results -->|^```.*?^```", re.DOTALL | re.MULTILINE
@@ -66,10 +67,10 @@ def test_prose_that_states_a_result_is_found(said: str) -> None:
     assert claimed(f"<!-- results: s -->\n{said}\n<!-- end of results -->\n") == []
 
 
-@pytest.mark.parametrize("name", [name for name in studies if (ROOT / "results" / f"{name}.json").is_file()])
+@pytest.mark.parametrize("name", [name for name in studies if (KEPT / f"{name}.json").is_file()])
 def test_every_finding_holds(name: str) -> None:
     printed = paper(studies[name].paper).of(name)
-    found = sentences(printed.findings, read_results(ROOT / "results" / f"{name}.json"), printed)
+    found = sentences(printed.findings, read_results(KEPT / f"{name}.json"), printed)
     assert [(one.text, one.verdict) for one in found if not one.holds] == []
 
 

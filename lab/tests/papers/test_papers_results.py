@@ -292,8 +292,8 @@ def test_results_that_could_not_be_written_are_refused_before_anything_is_run(tm
 @pytest.mark.parametrize("asked", [["papers", "run"], ["papers", "check"], ["arena", "--quick"]])
 def test_a_lock_that_cannot_be_held_is_told_before_anything_is_run(tmp_path, monkeypatch, asked) -> None:
     """Another user's, or a link that somebody put there."""
-    for work in ("papers.run_studies", "papers.again.run_again", "simulate.run_cells"):
-        monkeypatch.setattr(f"trilemma.{work}", lambda *_, **__: pytest.fail("something was run"))
+    for work in ("_lab.papers.run_studies", "_lab.studies.again.run_again", ".simulate.run_cells"):
+        monkeypatch.setattr(f"trilemma{work}", lambda *_, **__: pytest.fail("something was run"))
     kept = tmp_path / "safe-dshb.json"
     (tmp_path / ".safe-dshb.json.lock").symlink_to(tmp_path / "elsewhere")
     if asked[0] == "papers":
