@@ -25,6 +25,7 @@ from trilemma.learning.defences.evidence import guarded
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma_lab.adversary.adaptive import Adaptive
+from trilemma_lab.adversary.informed import Informed
 from trilemma_lab.adversary.outlook import Outlook
 from turns import alone
 
@@ -96,7 +97,7 @@ def remembering(rule: str, view: View, repeats: int) -> Iterator[Row]:
     seconds = best(lambda: algorithm.server(Messages(sent), state, 2, Key(3)), repeats, device)
     yield Row(f"server {rule}", seconds)
     knows = replace(
-        view,
+        Informed.of(view),
         honest=sent[: -view.byzantine],
         own=sent[-view.byzantine :],
         round=2,
