@@ -9,13 +9,15 @@ import torch
 
 from trilemma import simulate
 from trilemma.aggregation import caf
-from trilemma.attacks import View, attacks
 from trilemma.base.keys import Key
 from trilemma.experiment import load
+from trilemma_lab.adversary.bounded import Bounded
+from trilemma_lab.adversary.informed import Informed
+from trilemma_lab.adversary.ring import Ring
 
 
-def view_with(own: torch.Tensor, honest: torch.Tensor, **more) -> View:
-    return View(honest, own, len(own), target=lambda x, key=None: x, round=0, key=Key(1), **more)
+def view_with(own: torch.Tensor, honest: torch.Tensor, **more) -> Informed:
+    return Informed(honest, own, len(own), target=lambda x, key=None: x, round=0, key=Key(1), **more)
 
 
 def drawn(rows: int, seed: int) -> torch.Tensor:
@@ -24,7 +26,7 @@ def drawn(rows: int, seed: int) -> torch.Tensor:
 
 def test_ring_shares_look_like_noise_and_add_up_to_the_signal() -> None:
     own, honest, way = drawn(6, 1), drawn(9, 2), torch.eye(200, dtype=torch.float64)[3]
-    crafted = attacks["ring"]().build().craft(view_with(own, honest, backdoored=lambda: 7 * way))
+    crafted = Ring().build().craft(view_with(own, honest, backdoored=lambda: 7 * way))
     sent = crafted.messages
     assert sent.square().sum() == pytest.approx(float(own.square().sum()))  # as long as honest noise
     assert torch.allclose(sent.mean(0), own.mean(0).norm() * way)  # and together nothing but the signal
@@ -35,7 +37,7 @@ def test_ring_shares_look_like_noise_and_add_up_to_the_signal() -> None:
 
 def test_ring_without_a_backdoor_pushes_against_the_honest_mean() -> None:
     own, honest = drawn(4, 1), drawn(5, 2)
-    sent = attacks["ring"](direction="gradient", strength=2.0).build().craft(view_with(own, honest)).messages
+    sent = Ring(direction="gradient", strength=2.0).build().craft(view_with(own, honest)).messages
     against = -honest.mean(0) / honest.mean(0).norm()
     assert torch.allclose(sent.mean(0), 2 * own.mean(0).norm() * against, atol=1e-5)
 
@@ -45,7 +47,7 @@ def test_a_bounded_contribution_is_as_long_as_the_clip_and_its_noise_is_honest(d
     truth, noise, uphill = drawn(1, 1)[0], drawn(3, 2), drawn(1, 3)[0]
     honest = drawn(5, 4)
     asked = view_with(truth + noise, honest, truth=lambda: truth, uphill=lambda: uphill)
-    sent = attacks["bounded"](clip=0.5, direction=direction).build().craft(asked).messages
+    sent = Bounded(clip=0.5, direction=direction).build().craft(asked).messages
     contribution = sent - noise
     assert torch.linalg.vector_norm(contribution, dim=1).tolist() == pytest.approx([0.5] * 3)
     towards = -truth if direction == "gradient" else uphill
@@ -55,7 +57,7 @@ def test_a_bounded_contribution_is_as_long_as_the_clip_and_its_noise_is_honest(d
 def test_a_momentum_holds_as_much_of_a_bounded_contribution_as_rounds_have_given_it() -> None:
     truth, noise = drawn(1, 1)[0], drawn(3, 2)
     asked = view_with(noise, drawn(5, 4), truth=lambda: truth)
-    attack = attacks["bounded"](clip=0.5, momentum=0.8).build()
+    attack = Bounded(clip=0.5, momentum=0.8).build()
     first, later = (attack.craft(replace(asked, round=t)).messages - noise for t in (0, 9))
     assert torch.allclose(later, first * (1 - 0.8**10) / (1 - 0.8))
 
