@@ -246,21 +246,6 @@ def test_minimum_diameter_whatever_the_tie(seed: int):
     assert chosen in ref.minimum_diameter_subsets(float64(X), 3)
 
 
-@pytest.mark.slow
-def test_smea_past_its_budget_says_so_and_bounds_the_optimum():
-    X = torch.from_numpy(np.random.default_rng(0).standard_normal((20, 3)))
-    subsets, means, _, tops = subset_moments(float64(X), 8)  # 125,970 of them
-    for budget, exact in ((1, False), (1000, False), (10**6, True)):
-        out = agg.rules["smea"](f=8, budget=budget)(X)
-        chosen = int(np.flatnonzero((subsets == np.flatnonzero(float64(out.weights))).all(axis=1))[0])
-        np.testing.assert_allclose(float64(out.value), means[chosen], atol=1e-9)
-        assert out.info.objective == pytest.approx(tops[chosen])
-        assert out.info.exact is exact
-        assert 0 < out.info.lower_bound <= tops.min() * (1 + 1e-9)
-        if exact:
-            assert out.info.objective == pytest.approx(tops.min())
-
-
 @pytest.mark.parametrize("rule", ["mean", "cwmed", "caf"])
 def test_bucketing_is_one_of_all_bucketings(rule: str):
     n, f = 6, 1

@@ -15,27 +15,6 @@ def gram_mean(gram):
     return torch.full((len(gram),), 1.0 / len(gram), dtype=torch.float64)
 
 
-def gram_caf(f):
-    def weights(gram):
-        n = len(gram)
-        c, best, answer = torch.ones(n, dtype=torch.float64), float("inf"), None
-        while c.sum() > n - 2 * f:
-            p = c / c.sum()
-            centre = torch.eye(n, dtype=torch.float64) - p
-            centred = centre @ gram @ centre.T
-            values, vectors = torch.linalg.eigh(p.sqrt()[:, None] * centred * p.sqrt()[None, :])
-            if values[-1] <= best:
-                best, answer = values[-1], p
-            tau = (centred @ (p.sqrt() * vectors[:, -1])).square() * (c > 0)
-            if tau.max() == 0:
-                break
-            c = c * (1 - tau / tau.max())
-            c[c < 1e-9] = 0.0  # equal messages reach zero together, but for rounding
-        return answer
-
-    return weights
-
-
 def gram_clipped_mean(radius):
     """A rule that is not invariant under shifts, with weights that do not sum to one."""
 

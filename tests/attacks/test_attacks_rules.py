@@ -48,6 +48,7 @@ def test_caf_under_privacy_noise_drops_a_fixed_alie_and_not_the_searched_one():
     honest = gaussian_rows(45, 4000, seed=5) + 1.0 / 30.0
     view = view_of(honest, 5, target=aggregation.parse("caf", f=5))
     strong, found = send("alie", view, strength=1.5), send("alie", view, strength="search")
+    assert 0.1 < abs(found.strength) < 0.7
     weights = {}
     for name, crafted in (("strong", strong), ("found", found)):
         weights[name] = view.target(view.stack(crafted.messages)).weights[-5:]

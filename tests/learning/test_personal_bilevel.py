@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trilemma import models
 from trilemma.base.keys import Key
-from trilemma.learning import Messages, algorithms
+from trilemma.learning import Messages
 from trilemma.learning.personal.bilevel import Coupling, bilevel_algorithm, norm, squared
 from trilemma.learning.personal.lp_proj import LpProj
 from trilemma.learning.personal.pfedme import PFedMe
@@ -164,21 +164,6 @@ def _gradient(model: models.Model, x: Tensor, features: Tensor, labels: Tensor) 
     logits = model.forward(models.unflatten(model, leaf), features, None)
     (grad,) = torch.autograd.grad(model.loss(logits, labels).mean(), leaf)
     return grad
-
-
-@pytest.mark.parametrize("name", ["lp-proj", "pfedme", "rsa"])
-def test_stacked_clients_equal_clients_alone(name: str) -> None:
-    clients = classification(_classifier())
-    settings = algorithms[name](local_rounds=2, inner_steps=3, batch_size=16)
-    algorithm = settings.build(setup(6))
-    start = algorithm.init(clients.model, clients.ids, Key(1))
-    together = algorithm.client(start.broadcast, start.clients, clients, 0, Key(2))
-    for k in (0, 4):
-        alone = {field: value[k : k + 1] for field, value in start.clients.items()}
-        step = algorithm.client(start.broadcast, alone, clients.only(k), 0, Key(2))
-        torch.testing.assert_close(
-            step.messages.vectors[0], together.messages.vectors[k], rtol=1e-4, atol=1e-5
-        )
 
 
 def test_personal_models_are_warm() -> None:
