@@ -17,6 +17,7 @@ from trilemma.models.engines.clipping import DOUBLE, MARGIN, Lengths, gamma
 from trilemma.models.engines.terms import (
     Lookup,
     Product,
+    Scale,
     Shift,
     Term,
     Whole,
@@ -236,6 +237,44 @@ def test_a_careful_sum_is_double_and_in_parts_what_it_is_whole(name):
     parts = models.gradients(model, theta, Stack(x, y), clip=clip, memory=1)
     assert whole.value.dtype == parts.value.dtype == torch.float64
     torch.testing.assert_close(parts.value, whole.value, rtol=1e-5, atol=1e-8)
+
+
+def _summed() -> dict[str, tuple[Term, Tensor]]:
+    """Return terms, and what their examples contribute, as it is summed."""
+    (left, right), (low, wide) = ordinary((4, 20, 30)), ordinary((40, 3, 5))
+    ids = torch.randint(7, (2, 3, 4), generator=Key(3).torch())
+    x, grad = torch.randn(2, 3, 1, 2, 9), torch.randn(2, 3, 1, 4, 7)
+    several = Convolved(x, grad[:, :, :, :, :3], Window((4, 1, 3), (3,), (0,), (1,), 2))
+    doubled = {
+        "product": (Product(left, right), Product(left.double(), right.double())),
+        "lookup": (Lookup(ids, right, 7), Lookup(ids, right.double(), 7)),
+        "convolution": (
+            Convolved(x, grad, Window((4, 2, 3), (1,), (0,), (1,), 1)),
+            Convolved(x.double(), grad.double(), Window((4, 2, 3), (1,), (0,), (1,), 1)),
+        ),
+    }
+    kept: dict[str, Term] = {
+        "small product": Product(low, wide),
+        "shift": Shift(right),
+        "scale": Scale(right, lambda: 2 * right),
+        "whole": Whole(right),
+        "groups": several,
+    }
+    for term in kept.values():
+        term.lengths()
+    return {name: (term, wide.formed()) for name, (term, wide) in doubled.items()} | {
+        name: (term, term.formed().double()) for name, term in kept.items()
+    }
+
+
+@pytest.mark.parametrize("name", _summed())
+def test_a_careful_sum_is_double_whatever_is_summed(name):
+    term, each = _summed()[name]
+    factor = torch.rand(2, 3, generator=Key(5).torch(), dtype=torch.float64)
+    found = term.summed(factor)
+    expected = torch.einsum("kb,kb...->k...", factor, each)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.reshape(expected.shape), expected, rtol=0, atol=1e-13)
 
 
 # --- precision --------------------------------------------------------------------------------------------

@@ -225,6 +225,19 @@ def test_coupled_examples_are_found_and_refused():
     assert models.couples(tokens, tokens.init(Key(1)), Stack(language.x, language.y)) == ""
 
 
+def test_a_forward_pass_that_couples_examples_is_found():
+    class Centred(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            z = super().forward(x)
+            return z - z.mean(0)
+
+    x, y = torch.randn(2, 4, 6, generator=Key(4).torch()), torch.arange(8).view(2, 4) % 3
+    model = models.from_module(Centred(6, 3), nn.CrossEntropyLoss())
+    assert models.couples(model, model.init(Key(1)), Stack(x, y)) == "the forward pass"
+    with pytest.raises(UserError, match="couples the examples"):
+        models.gradients(model, model.init(Key(1)), Stack(x, y), clip=Clip.example(1.0))
+
+
 class Interleaved(nn.Module):
     """Examples lie inside time: no axis of their own, in blocks of the wrong order."""
 
