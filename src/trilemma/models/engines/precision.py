@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -46,4 +46,5 @@ def exactly() -> Iterator[None]:
 
 def in_full(device: torch.device) -> AbstractContextManager[None]:
     """Switch off autocast that a user's code left on: no bound on a length counts with half precision."""
-    return torch.autocast(device.type, enabled=False)
+    on = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()

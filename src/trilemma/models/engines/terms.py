@@ -235,9 +235,10 @@ class Product:
 
     @property
     def small(self) -> bool:
-        """Whether formed gradients take little room beside the factors they come from."""
+        """Whether formed gradients take little room, or little beside the factors they come from."""
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        return positions > 1 and 2 * m * n <= positions * (m + n)
+        little = 1 if m * n <= WIDTH else 2
+        return positions > 1 and little * m * n <= positions * (m + n)
 
     def formed(self) -> Tensor:
         """See `Term`; kept where it is small."""

@@ -54,14 +54,14 @@ class Source:
 
         What it left on itself is put back: else one record would be in what others contribute.
         """
-        before = [(own, dict(own)) for part in self.module.modules() for own in (vars(part), part._buffers)]
+        before = [(own, dict(own), [*map(id, own.values())]) for own in self.places]
         versions = [buffer._version for _, buffer, _ in self.pristine]
         try:
             outputs = self.module(x) if isinstance(x, Tensor) else self.module(**x)
         finally:  # a change may be why the way forward failed: it is what has to be said then
-            now = dict(self.module.named_buffers())
-            for own, kept in before:
-                if own.keys() != kept.keys() or any(own[name] is not value for name, value in kept.items()):
+            now = dict(self.module.named_buffers()) if self.pristine else {}
+            for own, kept, ids in before:
+                if [*map(id, own.values())] != ids or own.keys() != kept.keys():
                     own.clear()
                     own.update(kept)
             self._refuse_changes(now, versions)
@@ -81,6 +81,11 @@ class Source:
                 "would change them for each other. Put these parts in eval mode, or take the statistics out "
                 "of forward"
             )
+
+    @cached_property
+    def places(self) -> list[dict[str, Any]]:
+        """Where parts of the module may leave something."""
+        return [own for part in self.module.modules() for own in (vars(part), part._buffers)]
 
     @cached_property
     def pristine(self) -> list[tuple[str, Tensor, Tensor]]:
