@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import trilemma
 from trilemma.cli.app import command_named, command_names
 
 ROOT = Path(__file__).parents[1]
+NOTEBOOKS = ROOT / "examples" / "notebooks"
 OF_THE_ROOT = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
@@ -29,6 +31,8 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, where, content=text))
     files.append(File.generated(config, "reference/command-line.md", content=_command_line()))
     files.append(File.generated(config, "reference/python.md", content=_python()))
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=_notebook(path)))
     return files
 
 
@@ -38,6 +42,30 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     for name, where in OF_THE_ROOT.items():
         markdown = re.sub(rf"\]\((?:\.\./)+{re.escape(name)}", f"]({up}{where}", markdown)
     return markdown
+
+
+def _notebook(path: Path) -> str:
+    """Return a notebook as a page: texts, code, and what its cells showed when it was last run."""
+    parts = []
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            text = re.sub(r"\]\(([\w-]+)\.ipynb\)", r"](\1.md)", text.replace("](../../docs/", "](../"))
+        else:
+            text = f"```python\n{text}\n```"
+        parts += [text, *map(_shown, cell.get("outputs", []))]
+    return "\n\n".join(parts)
+
+
+def _shown(output: dict[str, Any]) -> str:
+    """Return what a cell showed, in the richest form there is."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        return f'<img alt="the picture" src="data:image/png;base64,{data["image/png"]}">'
+    for kind in ("text/html", "image/svg+xml"):
+        if kind in data:
+            return "".join(data[kind])
+    return f"```text\n{''.join(output.get('text', data.get('text/plain', ''))).rstrip()}\n```"
 
 
 def _command_line() -> str:

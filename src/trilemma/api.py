@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from trilemma import experiment as configuration
 from trilemma import learning, report, simulate
-from trilemma.base.errors import ConfigError, UserError, known_as, nearest
+from trilemma.base.errors import ConfigError, Stopped, UserError, known_as, nearest
 from trilemma.base.options import mistakes
 from trilemma.experiment import Config
 from trilemma.experiment.schema import AggregationTable, DataTable, FederationTable, PrivacyTable, RunTable
@@ -138,9 +138,13 @@ def _run(
             for note in settings.notes:
                 bar.say(spoken(note))
         everyone = simulate.Everyone([one for one in (bar, observer) if one is not None])
-        train(settings, directory, everyone, own)
-        if baseline and settings.federation.byzantine:
-            train(simulate.without_liars(settings), directory / BASELINE, bar, own)
+        try:
+            train(settings, directory, everyone, own)
+            if baseline and settings.federation.byzantine:
+                train(simulate.without_liars(settings), directory / BASELINE, bar, own)
+        except KeyboardInterrupt:
+            again = f"out={str(directory)!r}, resume=True"
+            raise Stopped(f"stopped; what was finished is kept. Go on: the same call with {again}") from None
     return report.load(directory, task=own)
 
 

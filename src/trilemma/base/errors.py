@@ -11,7 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping
 
 
 class UserError(ValueError):
-    """Bad input. The message says what is wrong and what is allowed."""
+    """Bad input. The message says what is wrong and what is allowed: a notebook shows it and no traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {printable(str(self))}"]
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C in a run. The message says where the finished rounds are and how to go on."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
 
 
 class ConfigError(UserError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 from trilemma.base.errors import UserError
 from trilemma.base.records import Record, Summary
 from trilemma.experiment import Config, Inputs
+from trilemma.privacy import Guarantee
 from trilemma.report.curves import Curve, plot_curves
+from trilemma.report.privacy import verdict_of
 from trilemma.report.tables import Table, results_table, tightest_epsilon
 from trilemma.report.trained import Trained
-from trilemma.report.trust import Suspect, plot_shares, shares, trusted, verdict
+from trilemma.report.trust import Suspects, plot_shares, shares, trusted, verdict
 
 
 @dataclass(frozen=True)
@@ -143,13 +146,14 @@ class Result:
         """Return the table as Markdown."""
         return self.table().markdown()
 
-    def suspects(self, seed: int | None = None) -> list[Suspect]:
+    def suspects(self, seed: int | None = None) -> Suspects:
         """Return the clients, the least trusted first; over all seeds, or in one of them.
 
         Liars placed at random are other clients in every seed: ask seed by seed then.
         """
-        records = self.records if seed is None else self.seeds[seed]
-        return trusted(self.summary.clients, records)
+        count, chosen = self.summary.clients, self.seeds if seed is None else {seed: self.seeds[seed]}
+        records = [record for records in chosen.values() for record in records]
+        return Suspects(trusted(count, records), shares(count, chosen))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one flat row per seed and round: scores and facts by name, weights as `weight_3`."""
@@ -225,7 +229,21 @@ class Result:
         return str(self.table())
 
     def _repr_markdown_(self) -> str:
-        return self.markdown()
+        return f"{self.markdown()}\n\n{self._promise}"
+
+    def _repr_html_(self) -> str:
+        return f"{self.table()._repr_html_()}<p><b>{escape(self._promise)}</b></p>"
+
+    @property
+    def _promise(self) -> str:
+        """What the run guarantees, in a line."""
+        found = verdict_of(self.summary)
+        if isinstance(found, Guarantee):
+            return (
+                f"Guaranteed: ε = {found.epsilon:.3g} at δ = {found.delta:g} for one {found.unit}, "
+                f"under {found.threat}, by {found.accountant}"
+            )
+        return f"No guarantee of privacy: {found.reason}"
 
 
 def plot_results(

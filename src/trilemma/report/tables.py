@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from rich.console import Console, Group
 from rich.table import Table as ScreenTable
@@ -71,6 +72,18 @@ class Table:
 
     def _repr_markdown_(self) -> str:
         return self.markdown()
+
+    def _repr_html_(self) -> str:
+        def line(cells: Sequence[str], kind: str) -> str:
+            sides = ["left"] * self.words + ["right"] * (len(cells) - self.words)
+            both = zip(sides, cells, strict=False)
+            found = (f'<{kind} style="text-align:{side}">{escape(cell)}</{kind}>' for side, cell in both)
+            return f"<tr>{''.join(found)}</tr>"
+
+        title = f"<caption>{escape(self.title)}</caption>" if self.title else ""
+        body = "".join(line(row, "td") for row in self.rows)
+        table = f"<table>{title}<thead>{line(self.headings, 'th')}</thead><tbody>{body}</tbody></table>"
+        return table + "".join(f"<p>{escape(remark)}</p>" for remark in self.remarks)
 
 
 def _line(cells: Sequence[str]) -> str:

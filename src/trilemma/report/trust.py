@@ -193,6 +193,39 @@ def expulsions(record: Record) -> list[tuple[int, str]]:
     return [(one.client, f"round {record.round}, {one}") for one in found]
 
 
+class Suspects(list[Suspect]):
+    """Clients, the least trusted first; a notebook shows their shares as a map of clients and rounds."""
+
+    def __init__(self, clients: Iterable[Suspect], table: np.ndarray) -> None:
+        super().__init__(clients)
+        self.table = table
+
+    def _repr_svg_(self) -> str:
+        from matplotlib import colormaps
+        from matplotlib.colors import TwoSlopeNorm, to_hex
+
+        columns = np.array_split(np.arange(self.table.shape[1]), min(self.table.shape[1], 60))
+        colours, scale = colormaps["RdYlBu"], TwoSlopeNorm(1 / len(self.table), 0.0, _most(self.table))
+        width, height, left = 8, 14, 90
+        parts = []
+        for row, one in enumerate(self):
+            label = f"{one.client}: {one.weight:.3f}"
+            parts.append(f'<text x="{left - 6}" y="{row * height + 11}" text-anchor="end">{label}</text>')
+            for column, rounds in enumerate(columns):
+                heard = self.table[one.client, rounds]
+                heard = heard[np.isfinite(heard)]
+                colour = to_hex(colours(scale(heard.mean()))) if heard.size else "#888888"
+                place = f'x="{left + column * width}" y="{row * height}"'
+                parts.append(f'<rect {place} width="{width}" height="{height - 1}" fill="{colour}"/>')
+        size = f'width="{left + width * len(columns)}" height="{height * len(self) + 16}"'
+        below = "client: mean share; rounds to the right; red: less than an equal share, blue: more"
+        parts.append(f'<text x="0" y="{height * len(self) + 12}">{below}</text>')
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="10" '
+            f'fill="#777777">{"".join(parts)}</svg>'
+        )
+
+
 def plot_shares(table: np.ndarray, path: Path, title: str = "", liars: Collection[int] = ()) -> Path:
     """Draw shares (clients, rounds) as a map into a PNG file and return its path.
 

@@ -134,6 +134,17 @@ class Task:
         if not callable(self.clients):
             _ = self.dataset  # so that what is wrong with the data is said where they are given
 
+    def __repr__(self) -> str:
+        """Say what is trained on what, and nothing of any record."""
+        made = self.model
+        model = type(made).__name__ if isinstance(made, nn.Module | Model) else f"{made.__name__}()"
+        said = [f"{self.name!r}", f"model {model}", f"{self.clients_known or 'any number of'} clients"]
+        known: Dataset | None = self.__dict__.get("dataset")  # what was read before: nothing is read for this
+        if known is not None:
+            said.append(f"{len(known.y_train)} training and {len(known.y_test)} test examples")
+            said.append("numbers to predict" if known.classes is None else f"{known.classes} classes")
+        return f"Task({', '.join(said)})"
+
     @classmethod
     def from_file(cls, path: Path | str, clients: int | None = None) -> Task:
         """Read a `task.py`: `model()`, `data(client)`, and what else it defines of `task.file.NAMES`.
