@@ -38,7 +38,7 @@ from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from trilemma.attacks.golden import Objective, Together, maximise
@@ -65,8 +65,6 @@ class Search(Options):
     >>> [round(tau, 3) for tau in one_side.grid(unit=1.0, count=3, anchors=(2.0,))]
     [0.1, 1.0, 2.0, 10.0]
     """
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     objective: Literal["distance", "descent"] = "distance"
     """What the search makes large: how far the aggregate is moved, or how far against the descent."""

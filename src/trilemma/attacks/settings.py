@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
-from pydantic import ConfigDict
-
 from trilemma.attacks.types import Attack
 from trilemma.base.options import Options
 from trilemma.base.registry import Registry
@@ -17,8 +15,6 @@ Promise = Literal["finite", "scale"]
 
 class AttackSettings(Options, ABC):
     """The settings of one attack: frozen, validated, and able to build it."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
     lacks: ClassVar[frozenset[Promise]] = frozenset()
     """What the attack does not promise; `trilemma.testing` does not test it then."""

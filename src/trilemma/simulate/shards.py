@@ -61,7 +61,8 @@ def refuse_what_cannot_be_cut(experiment: Experiment, ranks: Ranks) -> None:
         f"[federation] sampled = {said.federation.sampled}: a process may hold none of the clients that are "
         "heard in a round": said.federation.sampled is not None,
         f"[attack] {said.attack.name!r} looks at whole messages; what can be cut is decided column by column "
-        "(sf, lf; alie, foe and ipm at a given strength)": not _cut_attack(experiment),
+        "(sf, lf; alie, foe and ipm at a given strength)": experiment.attack.craft is not None
+        and not experiment.attack.columnwise,
         f"[algorithm] {name!r}: what its clients send travels encoded": layout.codec is not None,
         f"[algorithm] {name!r}: its server asks twice in a round": algorithm.inquiry is not None,
         f"[algorithm] {name!r}: clients have models of their own": experiment.personal,
@@ -75,10 +76,6 @@ def refuse_what_cannot_be_cut(experiment: Experiment, ranks: Ranks) -> None:
     found = [reason for reason, so in reasons.items() if so]
     if found:
         raise ConfigError("; ".join(found) + "; allowed: the same run in one process")
-
-
-def _cut_attack(experiment: Experiment) -> bool:
-    return experiment.attack.craft is None or experiment.attack.columnwise
 
 
 def whole_progress(experiment: Experiment, progress: Progress) -> Progress | None:

@@ -132,14 +132,9 @@ class Coupling:
 
 def lenient(penalty: Penalty, nonfinite: Literal["drop", "star"]) -> Penalty:
     """Return the derivative with 0 ("drop") or NaN ("star") at coordinates that are not finite."""
-    return finite_only(penalty) if nonfinite == "drop" else _strict(penalty)
-
-
-def _strict(penalty: Penalty) -> Penalty:
-    def derivative(c: Tensor) -> Tensor:
-        return torch.where(torch.isfinite(c), penalty(c), torch.nan)
-
-    return derivative
+    if nonfinite == "drop":
+        return finite_only(penalty)
+    return lambda c: torch.where(torch.isfinite(c), penalty(c), torch.nan)
 
 
 @dataclass(frozen=True)
@@ -178,7 +173,10 @@ def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, 
         statistics: Mapping[str, Tensor] = statistics_of(model, state)
         losses: list[Tensor] = []
         steps = torch.zeros(len(x), device=x.device)
-        batches = settings_batches(settings, clients, key)
+        per_solve = settings.inner_steps if settings.resample else 1
+        batches = iter(
+            clients.epochs(settings.batch_size, settings.local_rounds * per_solve, key.fold("batch"))
+        )
         for number in range(settings.local_rounds):
             keys = client_keys(clients, key.fold("solve", number))
             solved = solver.solve(model, projection, x, px, w, statistics, batches, keys)
@@ -214,12 +212,6 @@ def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, 
 def personal_model(broadcast: State, state: State, clients: Clients, key: Key) -> Tensor:
     """Return every client's own model (k, D) after local training, to be scored."""
     return state["x"]
-
-
-def settings_batches(settings: BilevelSettings, clients: Clients, key: Key) -> Iterator[Batch]:
-    """Return the mini-batches of one round, one per step or one per solve."""
-    per_solve = settings.inner_steps if settings.resample else 1
-    return iter(clients.epochs(settings.batch_size, settings.local_rounds * per_solve, key.fold("batch")))
 
 
 @dataclass(frozen=True)
