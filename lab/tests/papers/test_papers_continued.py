@@ -398,3 +398,26 @@ def test_runs_are_shortened_from_the_command_line_and_results_say_so(tmp_path: P
     assert "nothing to run" in run("safe-dshb", "--missing", "--set", "run.rounds=2").output
     assert "rounds" in str(run("safe-dshb", "--set", "run.rouns=2").exception)
     assert "lp-proj-theory" in str(run("safe-dshb", "lp-proj-theory", "--set", "run.rounds=3").exception)
+
+
+def test_the_time_given_ends_a_study_and_the_same_command_goes_on(tmp_path: Path, here: None) -> None:
+    """No minute at all: nothing is lost and nothing fails; then it is run to its end."""
+    words = [
+        "papers",
+        "run",
+        "safe-dshb",
+        "--missing",
+        "--seeds",
+        "1",
+        "--only",
+        "multiplier 1 / SF",
+        "--jobs",
+        "1",
+    ]
+    where = ["--set", "run.rounds=2", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "runs")]
+    stopped = CliRunner().invoke(app, [*words, *where, "--minutes", "0"])
+    assert stopped.exit_code == 0, stopped.output
+    assert "the same command goes on" in stopped.output
+    ran = CliRunner().invoke(app, [*words, *where])
+    assert ran.exit_code == 0, ran.output
+    assert len(read_results(tmp_path / "results" / "safe-dshb.json").cells) == 4

@@ -92,7 +92,7 @@ def close(
     new: list[Row] = []
     failed: dict[str, Failure] = {}
     reasons: list[str] = []
-    with _limited(minutes) as late:
+    with limited(minutes) as late:
         try:
             while True:
                 said = gaps.next_bouts(found, wanted, adversaries, changes, reasons.append)
@@ -116,7 +116,7 @@ def close(
 
 
 @contextmanager
-def _limited(minutes: float | None) -> Iterator[threading.Event]:
+def limited(minutes: float | None) -> Iterator[threading.Event]:
     """Interrupt this process, as Ctrl-C does, when the time is over; the event says that it was the time."""
     late = threading.Event()
 

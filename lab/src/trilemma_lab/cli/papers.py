@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -113,6 +114,7 @@ def run_command(
         ),
     ] = False,
     jobs: Annotated[int | None, typer.Option(help="runs at a time", min=1)] = None,
+    minutes: Annotated[float | None, typer.Option(help="stop then; the same command goes on", min=0)] = None,
     engine: Annotated[str, typer.Option(help="local or ray")] = "local",
     estimate: Annotated[
         bool, typer.Option("--estimate", help="say how long it would take on this machine, and run nothing")
@@ -130,6 +132,7 @@ def run_command(
     from rich.console import Console
 
     from trilemma.simulate.sweep import check_engine
+    from trilemma_lab.arena.closing import limited
     from trilemma_lab.papers import studies
     from trilemma_lab.studies import filled
     from trilemma_lab.studies.kept import Kept
@@ -160,10 +163,17 @@ def run_command(
     for name in [name for name in places if name not in wanted]:
         print(f"{name}: nothing to run")
     run = partial(_run, kept=kept, folder=folder, jobs=jobs, engine=engine, console=console)
-    if missing:
-        _run_until_nothing_is_missing(wanted, asked, kept, run)
-    elif wanted:
-        run(wanted)
+    begun = time.monotonic()
+    try:
+        with limited(minutes):
+            if missing:
+                _run_until_nothing_is_missing(wanted, asked, kept, run)
+            elif wanted:
+                run(wanted)
+    except KeyboardInterrupt:
+        if minutes is None or time.monotonic() - begun < 60 * minutes:
+            raise
+        print(f"{minutes:g} minutes are over: what has ended is kept, and the same command goes on")
 
 
 def _run_until_nothing_is_missing(
