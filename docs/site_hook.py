@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -30,7 +31,8 @@ def on_files(files: Files, config: Any) -> Files:
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, where, content=text))
     files.append(File.generated(config, "reference/command-line.md", content=_command_line()))
-    files.append(File.generated(config, "reference/python.md", content=_python()))
+    for name, text in _python().items():
+        files.append(File.generated(config, f"reference/python/{name}.md", content=text))
     for path in NOTEBOOKS.glob("*.ipynb"):
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=_notebook(path)))
     return files
@@ -81,10 +83,18 @@ def _command_line() -> str:
     return "\n".join(parts)
 
 
-def _python() -> str:
-    """Return the page of the rooms and their public names."""
-    parts = ["# Python\n\nThe rooms, and in each what it shows to others.\n"]
-    for room in sorted(name for name in trilemma.__all__ if name.islower() and name not in ("load", "run")):
-        parts.append(f"::: trilemma.{room}\n    options:\n      show_submodules: false\n")
-    parts.append("::: trilemma.api\n")
-    return "\n".join(parts)
+def _python() -> dict[str, str]:
+    """Return the pages of the Python reference: one that lists them, `trilemma.run`, and one for each room."""
+    rooms = {name: getattr(trilemma, name) for name in trilemma.__all__}
+    rooms = {name: room for name, room in sorted(rooms.items()) if inspect.ismodule(room)}
+    listed = ["# Python", "", "| page | what it has |", "|---|---|"]
+    listed.append("| [trilemma.run](api.md) | A run in one call, and what it takes and returns. |")
+    pages = {"api": "# trilemma.run\n\n::: trilemma.api\n    options:\n      heading_level: 2\n"}
+    for name, room in rooms.items():
+        first = (inspect.getdoc(room) or "").partition("\n")[0]
+        listed.append(f"| [trilemma.{name}]({name}.md) | {first.replace('|', chr(92) + '|')} |")
+        pages[name] = (
+            f"# trilemma.{name}\n\n::: {room.__name__}\n"
+            "    options:\n      show_submodules: false\n      show_root_heading: false\n"
+        )
+    return {"index": "\n".join(listed) + "\n", **pages}

@@ -15,6 +15,7 @@ import trilemma
 
 RUN = (
     "start",
+    "coming-from",
     "tutorials/own-model-and-data",
     "tutorials/choosing-epsilon",
     "tutorials/red-teaming",
@@ -112,4 +113,4 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Gram matrix" in (tmp_path / "site/reference/python/index.html").read_text()
+    assert "Gram matrix" in (tmp_path / "site/reference/python/aggregation/index.html").read_text()
