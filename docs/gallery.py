@@ -80,7 +80,9 @@ def of_rules(path: Path) -> None:
         value = agg.parse(name, f=3)(torch.cat([honest, lies])).value
         axes.plot(*value.tolist(), "D", color=colour, markersize=9, label=name)
     axes.plot(*honest.mean(0).tolist(), "k+", markersize=15, mew=2, label="honest mean")
-    axes.set_title("Nine honest messages, three lies, and what rules make of them", fontsize="medium", loc="left")
+    axes.set_title(
+        "Nine honest messages, three lies, and what rules make of them", fontsize="medium", loc="left"
+    )
     axes.legend(loc="lower left", fontsize="small", ncols=2)
     save_picture(figure, path)
 

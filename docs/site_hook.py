@@ -84,7 +84,7 @@ def _command_line() -> str:
 
 
 def _python() -> dict[str, str]:
-    """Return the pages of the Python reference: one that lists them, `trilemma.run`, and one for each room."""
+    """Return the pages of the Python reference: one of contents, `trilemma.run`, one for each room."""
     rooms = {name: getattr(trilemma, name) for name in trilemma.__all__}
     rooms = {name: room for name, room in sorted(rooms.items()) if inspect.ismodule(room)}
     listed = ["# Python", "", "| page | what it has |", "|---|---|"]

@@ -61,7 +61,7 @@ def test_what_is_not_there_is_found_out():
     assert "unexpected" in _problem(["federation", "up", "pilot", "twice"])
     assert _problem(["federation", "start", "pilot"])
     assert _problem(["train"])
-    assert "two-commands" in _headings(ROOT / "README.md")
+    assert "where-to-go" in _headings(ROOT / "README.md")
     assert "make-demo" not in _headings(ROOT / "README.md")
 
 

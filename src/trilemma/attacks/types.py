@@ -151,8 +151,7 @@ class Attack:
         poison: (labels, classes, key) -> labels, called once per Byzantine client with that client's key.
         reads_own: Whether `craft` needs `View.own`.
         informed: (moment, view) -> the view with what this attack knows beside a round's messages, where it
-        knows
-            more; the moment is whatever runs it: in the simulator an `engine.Moment`.
+            knows more; the moment is whatever runs it: in the simulator an `engine.Moment`.
         columnwise: Whether each column of the messages depends on that column of the honest ones only.
         needs_classes: Whether it is about classes, so that targets must not be numbers.
         backdoor: The mark whose success is scored beside the model; None: the attack sets none.

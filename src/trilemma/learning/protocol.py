@@ -145,10 +145,9 @@ class Algorithm:
         trace: How releases move the model, if that is linear; None: it is not.
         members: server state -> the clients that still take part; None: all of them.
         court: How a defended server judges its clients (`trilemma.learning.defences.evidence.court.Court`);
-        None: the
-            server has no evidence stage.
+            None: the server has no evidence stage.
         screen: The name of the screen (`trilemma.learning.defences.screens`) applied before the rule; empty:
-        none.
+            none.
     """
 
     name: str
