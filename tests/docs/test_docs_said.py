@@ -39,6 +39,8 @@ def test_links_lead_to_files_and_headings(page: Path):
     for file, heading in re.findall(r"\]\(([^)\s#]*)#?([^)\s]*)\)", _prose(page)):
         if not file.startswith("https:"):
             target = (page.parent / file) if file else page
+            if file.startswith("notebooks/"):  # the site makes a page of each notebook
+                target = ROOT / "examples" / file.replace(".md", ".ipynb")
             assert target.exists(), f"{file} is not there"
             assert not heading or heading in _headings(target), f"{file} has no heading #{heading}"
 

@@ -48,7 +48,7 @@ COMMANDS = {
         "sweep", "sweep_command", "Train", "Run a grid of configurations; a stopped sweep continues."
     ),
     "demo": Lazy(
-        "demo", "demo_command", "Train", "See three liars among seven clients break the mean, not CAF."
+        "demo", "demo_command", "Train", "Show three liars among seven clients break the mean but not CAF."
     ),
     "list": Lazy(
         "listing", "list_command", "Configure", "List rules, attacks, models, …, or explain one of them."
@@ -72,16 +72,16 @@ COMMANDS = {
         "privacy",
         "privacy_command",
         "Guarantees",
-        "Tell what noise guarantees, or the noise a guarantee needs.",
+        "Compute what a noise guarantees, or the noise a guarantee needs.",
     ),
     "bounds": Lazy(
-        "privacy", "bounds_command", "Guarantees", "Tell what the papers' theorems promise, with constants."
+        "privacy", "bounds_command", "Guarantees", "Compute the papers' bounds, with every constant."
     ),
     "audit": Lazy(
         "audit",
         "audit_command",
         "Guarantees",
-        "Attack what is certified: the ε an adversary finds beside it.",
+        "Attack a certified ε, and show the ε an adversary finds.",
     ),
     "federation": Lazy("federation", "federation_app", "Deploy", "Run a real federation."),
 }

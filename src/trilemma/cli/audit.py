@@ -35,11 +35,11 @@ def audit_command(
     plugin: PluginOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Attack what is certified: the ε an adversary finds beside it.
+    """Attack a certified ε, and show the ε an adversary finds.
 
     Takes a configuration, a task or the copy of a federation's folder.
 
-    Exit code 1 if anything found exceeds what is certified, 2 for bad input.
+    Exit code 1 if the attack exceeds the certified ε, 2 for bad input.
     """
     from trilemma import experiment as configuration
     from trilemma.audit import Effort, examine, examine_federation

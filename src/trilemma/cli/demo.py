@@ -16,7 +16,7 @@ def demo_command(
         typer.Option(help="directory of the demo; an earlier demo there is replaced; default: runs/demo"),
     ] = None,
 ) -> None:
-    """See three liars among seven clients break the mean, not CAF.
+    """Show three liars among seven clients break the mean but not CAF.
 
     Trains on the phishing data: trusting, robust, and robust and private.
     """

@@ -32,7 +32,7 @@ OPTIMISTIC = (
 def export_command(
     source: Annotated[Path, typer.Argument(help="the folder of a run, of a federation, or of one client")],
     target: Annotated[Path, typer.Argument(help="a new file: model.safetensors, or model.pt")],
-    seed: Annotated[int | None, typer.Option(help="which seed's model; default: the first")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of the model; default: the first")] = None,
     run: Annotated[str | None, typer.Option(help="which of a federation's runs, if it has several")] = None,
     client: Annotated[int | None, typer.Option(help="whose model, where clients keep their own")] = None,
     at_home: Annotated[

@@ -45,13 +45,13 @@ def init_command(
     examples: Annotated[
         int | None,
         typer.Option(
-            help="with --task: examples the poorest client holds; default: looked up, for a rehearsal"
+            help="with --task: examples of the client that holds fewest; default: counted, for a rehearsal"
         ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="address the server listens on and clients connect to")
     ] = "127.0.0.1",
-    listen: Annotated[str | None, typer.Option(help="address the server binds to, if another")] = None,
+    listen: Annotated[str | None, typer.Option(help="address the server binds to, if it is another")] = None,
     port: Annotated[
         int | None, typer.Option(help="the server's port; default: 9190, or the next that is free here")
     ] = None,
@@ -229,7 +229,7 @@ def _say_public(task: Task, facts: Federation, linked: list[str]) -> None:
 @federation_app.command("up", rich_help_panel=RUNNING)
 def up_command(
     folder: Folder,
-    attach: Annotated[bool, typer.Option(help="stay, and start again what ends")] = False,
+    attach: Annotated[bool, typer.Option(help="stay, and restart processes that end")] = False,
     metrics: Annotated[
         int | None,
         typer.Option(
@@ -239,7 +239,7 @@ def up_command(
         ),
     ] = None,
 ) -> None:
-    """Start what is not running; say what was started."""
+    """Start every party that is not running, and list what was started."""
     from trilemma.federation.operations import deployment
     from trilemma.federation.party.layout import METRICS
 
@@ -254,7 +254,7 @@ def up_command(
 
 @federation_app.command("units", rich_help_panel=RUNNING)
 def units_command(folder: Folder) -> None:
-    """Write what keeps parties running: a systemd unit for each, a compose file for all of them."""
+    """Write a systemd unit for each party, and a compose file for all of them."""
     from trilemma.federation.operations import supervision
     from trilemma.federation.party.layout import parties
 
@@ -269,9 +269,9 @@ def run_command(
     limit: Annotated[float | None, typer.Option(help="stop watching after so many seconds")] = None,
     replace: Annotated[bool, typer.Option(help="stop another run that is under way")] = False,
 ) -> None:
-    """Run the configuration, from where it stands, and show the rounds as they are committed.
+    """Start or continue the configured run, and show its rounds.
 
-    A run that is under way already is watched, not started a second time. It goes on when nobody watches.
+    A run under way is watched, not started a second time. It continues when you stop watching.
     """
     from trilemma.federation.operations.following import follow
     from trilemma.federation.party.layout import parties, server_in

@@ -28,9 +28,9 @@ RequestFile = Annotated[
 
 def request_command(
     folder: Annotated[Path, typer.Argument(help="a new folder: the new client's own, on its own machine")],
-    name: Annotated[str, typer.Option(help="what the client is called on the roster")],
+    name: Annotated[str, typer.Option(help="the client's name on the roster")],
 ) -> None:
-    """Make a new client's keys on its own machine, and the request to be let in; no secret is in it."""
+    """Make a new client's keys on its own machine, and a request to join, which holds no secret."""
     from trilemma.federation.party.requests import Request, make_request
 
     path = make_request(folder, name)
@@ -53,7 +53,7 @@ def install_command(
         ),
     ] = None,
 ) -> None:
-    """Take what the authority sent: a new client's certificate and roster, or a party's newer ones."""
+    """Install a bundle of the authority: a new client's certificate and roster, or newer ones."""
     from trilemma.federation.identity.certificates import fingerprint, valid_until
     from trilemma.federation.operations import founding
     from trilemma.federation.party.bundles import Bundle
@@ -80,7 +80,7 @@ def add_command(
         Path | None, typer.Argument(help="the new client's request; without one its folder is made here")
     ] = None,
 ) -> None:
-    """Let a client in: a new roster, adopted by running parties with the next epoch."""
+    """Add a client: a new roster, which running parties adopt with the next epoch."""
     from trilemma.federation.operations import membership
     from trilemma.federation.party.requests import Request
 
@@ -93,7 +93,7 @@ def add_command(
 
 
 def remove_command(folder: Whole, client: Client) -> None:
-    """Remove a client: a new roster; the others share secrets anew with the next epoch, without it."""
+    """Remove a client: a new roster; from the next epoch the others share new secrets."""
     from trilemma.federation.operations import membership
 
     change = membership.leave(folder, client)
@@ -103,10 +103,10 @@ def remove_command(folder: Whole, client: Client) -> None:
 
 def rotate_command(
     folder: Annotated[Path, typer.Argument(help="a federation's folder; or a client's own, which then asks")],
-    client: Annotated[str | None, typer.Argument(help="which client; not in its own folder")] = None,
+    client: Annotated[str | None, typer.Argument(help="which client; not needed in its own folder")] = None,
     request: RequestFile = None,
     lost: Annotated[
-        bool, typer.Option("--lost", help="its present identity is lost, and has not signed the new one")
+        bool, typer.Option("--lost", help="the present identity is lost and cannot sign the new one")
     ] = False,
 ) -> None:
     """Give a client a new identity and TLS key; the old identity signs the new one."""
@@ -161,10 +161,10 @@ def renew_command(
 
 def budget_command(
     folder: Annotated[Path, typer.Argument(help="a federation's folder, or the client's own")],
-    client: Annotated[str | None, typer.Argument(help="which client; not in its own folder")] = None,
+    client: Annotated[str | None, typer.Argument(help="which client; not needed in its own folder")] = None,
     epsilon: Annotated[float | None, typer.Option(help="the new limit on ε, over all runs")] = None,
 ) -> None:
-    """Show or change a client's own limit on ε; its owner's decision, never below what is spent."""
+    """Show or change a client's own limit on ε, which is never below the ε spent."""
     from trilemma.federation.client.spending import change_budget, read_budget
 
     party = _one_client(folder, client)
@@ -176,7 +176,7 @@ def budget_command(
 
 
 def roster_command(folder: Folder) -> None:
-    """Show who is on the roster, with fingerprints to read out; on a client, whom it counts on."""
+    """Show the roster with fingerprints to compare; on a client, also whom it counts on."""
     from trilemma.federation.party.adoption import strangers
     from trilemma.federation.party.layout import parties
 
@@ -193,7 +193,7 @@ def vouch_command(
     folder: Own,
     clients: Annotated[list[str], typer.Argument(help="the clients it may count on from now on")],
 ) -> None:
-    """Let a client count on others that came later: their keys were compared, in another way than this."""
+    """Let a client count on clients that joined later, after comparing keys over another channel."""
     from trilemma.federation.party.adoption import vouch
 
     party = _one_client(folder, None)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def proposals_command(folder: Folder) -> None:
-    """Show what was proposed to clients and is not allowed yet: what it would cost, and who takes part."""
+    """Show proposed runs that owners have not allowed yet: their cost and their members."""
     from trilemma.federation.client.proposals import proposed
 
     found = [(party, one) for party in _clients(folder) for one in proposed(party)]
@@ -43,11 +43,9 @@ def allow_command(
             help="in advance: any run whose rounds cost at most this ε (inf: without a guarantee too)"
         ),
     ] = None,
-    partly: Annotated[
-        bool, typer.Option("--partly", help="also where the budget does not reach to the run's end")
-    ] = False,
+    partly: Annotated[bool, typer.Option("--partly", help="also if the budget ends before the run")] = False,
 ) -> None:
-    """Let a client take part in a run; its owner's decision, on its owner's machine."""
+    """Allow a client to take part in a run; the owner decides, on the owner's machine."""
     from trilemma.federation.client.proposals import allow, still_refused
     from trilemma.federation.party.permission import allow_up_to, amend
 

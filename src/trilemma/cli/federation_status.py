@@ -32,11 +32,11 @@ SCORES = 5
 
 def status_command(
     folder: Folder,
-    watch: Annotated[bool, typer.Option("--watch", help="look again and again, until stopped")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="repeat until stopped")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one line of JSON per look")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="with --watch: seconds between two looks")] = 2.0,
 ) -> None:
-    """Show where every party in the folder stands: processes, runs, clients, what was spent."""
+    """Show the state of every party in the folder: processes, runs, clients, ε spent."""
     from trilemma.report.federations import standing
 
     found = standing(folder)
@@ -63,7 +63,7 @@ def doctor_command(
     folder: Folder,
     as_json: Annotated[bool, typer.Option("--json", help="one line of JSON")] = False,
 ) -> None:
-    """Look for what is wrong with the parties in the folder, and say the cure; exit code 1 if anything is.
+    """Check the parties in the folder, and name the cure of each problem; exit code 1 if there is one.
 
     Certificates, keys, ports, the server's door, disk, versions, configuration, ledgers, and
     whether parties have the same roster and configuration. Nothing is changed.
@@ -86,10 +86,10 @@ def replay_command(
     folder: Folder,
     run: Annotated[str, typer.Option(help="name of the run")] = "default",
 ) -> None:
-    """Take every step of the server again, from its transcript, and compare; exit code 1 if anything differs.
+    """Repeat every step of the server from its transcript, and compare; exit code 1 if anything differs.
 
     The model must be the one that was committed and handed out, to the bit, and the same clients expelled.
-    It takes a federation that keeps a transcript (`init --transcript`). Nothing is changed.
+    Needs a federation that keeps a transcript (`init --transcript`). Changes nothing.
     """
     from trilemma.federation.party.layout import server_in
     from trilemma.federation.server.replay import differences

@@ -27,7 +27,7 @@ def list_command(
 ) -> None:
     """List rules, attacks, models, …, or explain one of them.
 
-    One thing is shown with its options, what they may be, and its reference.
+    With a name, shows its options, their limits, and its reference.
     """
     plugins.load(plugin or ())
     known = rooms()

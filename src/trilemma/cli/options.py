@@ -8,5 +8,5 @@ import typer
 
 PluginOption = Annotated[
     list[str] | None,
-    typer.Option("--plugin", help="a .py file or a module that brings things of your own, repeatable"),
+    typer.Option("--plugin", help="a .py file or a module with your own rules, attacks, …; repeatable"),
 ]

@@ -15,15 +15,15 @@ def page_command(
         list[Path] | None, typer.Argument(help="folders of runs, sweeps and parties; default: runs")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="address to listen on; others can reach it only if it is not local")
+        str, typer.Option(help="address to listen on; others can reach only an address that is not local")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port; 0: a free one", min=0, max=65535)] = 8765,
     open_: Annotated[bool, typer.Option("--open", help="also open it in this machine's browser")] = False,
 ) -> None:
     """Show runs, studies and federations in a browser.
 
-    Runs are shown as they grow, beside a privacy planner; nothing is written. The address that is printed
-    holds a token: without it, nobody gets in. Ctrl-C stops the page.
+    Shows runs as they grow, and a privacy planner. Writes nothing. The printed address holds a token, which
+    every visitor needs. Ctrl-C stops the page.
     """
     try:
         import fastapi  # noqa: F401

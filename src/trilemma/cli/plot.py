@@ -17,7 +17,7 @@ def plot_command(
 ) -> None:
     """Draw runs: scores, whom the rule trusted, ε, or seconds.
 
-    Over the rounds, as PNG or SVG; seconds are those of each stage of a round.
+    Plots them over rounds, as PNG or SVG. Seconds are those of each stage of a round.
     """
     from trilemma.report import load
     from trilemma.report.pictures import draw

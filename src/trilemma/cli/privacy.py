@@ -65,9 +65,9 @@ def privacy_command(
     plugin: PluginOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what noise guarantees, or the noise a guarantee needs.
+    """Compute what a noise guarantees, or the noise a guarantee needs.
 
-    Of ε, δ and the noise, any two give the third:
+    Give two of ε, δ and the noise to get the third:
 
     trilemma privacy -n 100 -f 10 --clip 2.25 --rounds 30 --sigma-ind 1.2 --sigma-cor 0.65 --delta 1e-4
     """
@@ -145,7 +145,7 @@ def bounds_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what the papers' theorems promise, with constants.
+    """Compute the papers' bounds, with every constant.
 
     trilemma bounds -n 7 -f 2 -d 69 -m 2764 -b 25 --rounds 400 --convexity 0.01 --sigma-ind 0.08
     """

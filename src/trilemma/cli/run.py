@@ -38,7 +38,7 @@ def run_command(
 ) -> None:
     """Train a federation, simulated on this machine.
 
-    Accuracy is shown beside ε, f and the attack. Ctrl-C saves what is finished; --resume DIR continues to
+    Shows accuracy beside ε, f and the attack. Ctrl-C saves what is finished; --resume DIR continues to
     the identical final model.
 
     Over several processes, which share the clients: torchrun --nproc-per-node 4 -m trilemma run …

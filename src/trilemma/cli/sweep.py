@@ -31,9 +31,9 @@ def sweep_command(
 ) -> None:
     """Run a grid of configurations; a stopped sweep continues.
 
-    FILE's table `sweep` says which values are tried; finished cells are skipped.
+    The table `sweep` of FILE lists the values to try. Finished cells are skipped.
 
-    Exit code 1: some cells have no result; the others do, and the reasons are told.
+    Exit code 1 if some cells have no result; the reasons are printed.
     """
     from rich.console import Console
 

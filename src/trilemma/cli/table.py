@@ -31,7 +31,7 @@ def table_command(
 ) -> None:
     """Lay out a metric of a sweep's runs by two keys.
 
-    As a table in a terminal, as Markdown where it is piped or asked for, as CSV, JSON, Parquet, or a map of
+    Prints a table in a terminal, and Markdown where it is piped. Also writes CSV, JSON, Parquet, or a map of
     colours.
     """
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""A question about privacy as people ask it: of ε, δ and the noise, any two give the third.
+"""A question about privacy as people ask it: two of ε, δ and the noise give the third.
 
 `trilemma privacy` and the page's planner ask here, so that their figures are the same to the last digit.
 """
