@@ -43,7 +43,7 @@ from trilemma import config as configurations
 from trilemma.aggregation import parse, stream
 from trilemma.base import files
 from trilemma.base.stopwatch import Stopwatch
-from trilemma.federation.carriers.grpc.transfers import Described
+from trilemma.federation.carriers.grpc.transfers import DescribedBlock
 from trilemma.federation.carriers.inprocess import InProcess
 from trilemma.federation.client import node
 from trilemma.federation.client.node import Node
@@ -252,7 +252,7 @@ def answer(folder: Path, questions: Path) -> None:
         memory, started = OwnMemory(), time.process_time()
         with memory.watched("client"):
             node.check_length(len(block))
-            told = Described.of(node.answer(block))
+            told = DescribedBlock.of(node.answer(block))
         notes = (node.party.run_folder("growth") / "notes.jsonl").read_text().splitlines()
         seconds = ", ".join(f"{stage} {one:.1f}" for stage, one in json.loads(notes[-1])["seconds"].items())
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -22,7 +22,7 @@ from trilemma.models.engines import terms
 from trilemma.models.engines.clipping import Lengths
 from trilemma.models.engines.terms import Lookup, Product
 from trilemma.models.modules import reference
-from trilemma.models.modules.flat import FlatFrame, Layout
+from trilemma.models.modules.flat import FlatFrame, FlatLayout
 from trilemma.models.modules.owners import Owners
 from trilemma.models.modules.reference import Comparison, Reference
 
@@ -126,10 +126,10 @@ def structure_by_sizes(patch) -> None:
         for axis, size in enumerate(shape):
             if size % self.examples == 0:
                 each = (*shape[:axis], size // self.examples, *shape[axis + 1 :])
-                self.layouts.append(Layout(axis, 1, size // self.examples, each))
+                self.layouts.append(FlatLayout(axis, 1, size // self.examples, each))
                 break
         else:
-            self.layouts.append(Layout(None, 1, 1, shape))
+            self.layouts.append(FlatLayout(None, 1, 1, shape))
         return self.layouts[-1]
 
     def dispatch(self, func, types, args=(), kwargs=None):

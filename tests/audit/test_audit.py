@@ -19,7 +19,7 @@ from trilemma.audit.bounds import by_shape, clopper_pearson, one_run, one_run_ri
 from trilemma.audit.canaries import canary_pairs
 from trilemma.audit.likelihood import likelihood
 from trilemma.audit.matrix import BAR, Case, below_bar, everything, plain, setting
-from trilemma.audit.observer import Observer
+from trilemma.audit.observer import AuditObserver
 from trilemma.audit.one_run import from_one_run
 from trilemma.audit.sensitivity import sensitivity, wild_pairs
 from trilemma.base.keys import Key
@@ -85,7 +85,7 @@ def test_one_run_bound_is_that_of_randomised_response() -> None:
 def test_the_observer_is_left_with_what_the_certificate_counts_on(threat: Threat) -> None:
     subject = subject_of(*setting("dsgd", "ldp", 1, 2.0))
     release = replace(subject.release, law=NoiseLaw(0.3, 0.0 if threat.name == "ldp" else 0.7))
-    observer = Observer.of(threat, release.law)
+    observer = AuditObserver.of(threat, release.law)
     assert math.sqrt(observer.variance) / release.sensitivity == pytest.approx(multiplier(release, threat))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,14 @@ def test_the_changes_of_the_table_have_a_place() -> None:
         assert (ROOT / "src" / "trilemma" / place).exists() or (
             ROOT / "lab" / "src" / "trilemma_lab" / "papers" / place
         ).exists(), place
+
+
+def test_no_two_rooms_have_a_public_class_of_one_name() -> None:
+    names = Counter(
+        node.name
+        for room in packages()
+        for file in room.glob("*.py")
+        for node in ast.parse(file.read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []

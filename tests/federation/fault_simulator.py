@@ -51,14 +51,14 @@ from trilemma.federation.party.permission import Permission
 from trilemma.federation.party.public_facts import Timing
 from trilemma.federation.party.task import PartyTask, load_task
 from trilemma.federation.protocol import confirmation, kinds, shelf, wire
-from trilemma.federation.protocol.epochs import Epoch, Stopped
+from trilemma.federation.protocol.epochs import Epoch, EpochsStopped
 from trilemma.federation.protocol.reasons import Refused
 from trilemma.federation.protocol.transport import Reply
 from trilemma.federation.server import commits, server
 from trilemma.federation.server.exchange import Clock
 from trilemma.federation.server.server import open_run
 from trilemma.learning.defences.evidence import Expulsion
-from trilemma.learning.messages import Length, Lengths, MessageLayout, Messages, Part
+from trilemma.learning.messages import Length, MessageLayout, MessageLengths, Messages, Part
 from trilemma.learning.protocol import Algorithm, ClientStep, ServerStep, Start
 from trilemma.privacy.ledger import ledger as ledgers
 from trilemma.privacy.ledger.ledger import Ledger
@@ -194,8 +194,8 @@ class SummingCodec:
     def longest(self) -> Length:
         return Length(self.dim, 4 * self.dim)
 
-    def lengths(self, parts) -> Lengths:
-        return Lengths.of(len(parts["mark"]), self.longest)
+    def lengths(self, parts) -> MessageLengths:
+        return MessageLengths.of(len(parts["mark"]), self.longest)
 
     def encode(self, parts) -> bytes:
         return parts["mark"].numpy().tobytes()
@@ -647,7 +647,7 @@ class World:
                 lambda event: self.said.append(event.text),
                 self.carrier.clock,
             )
-            with suppress(Dies, Stopped, OSError):
+            with suppress(Dies, EpochsStopped, OSError):
                 runner.go()
                 return True
             self.carrier.time += 60.0  # a supervisor, or an operator, needs a while

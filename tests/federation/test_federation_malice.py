@@ -29,7 +29,7 @@ from trilemma.federation.party.layout import REPRODUCIBLE
 from trilemma.federation.party.permission import Permission
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol.confirmation import Confirmation, MemberList, Position, Witness
-from trilemma.federation.protocol.epochs import Stopped
+from trilemma.federation.protocol.epochs import EpochsStopped
 from trilemma.federation.protocol.reasons import Reason, Refused
 from trilemma.federation.protocol.transport import FIRST_NODE, Reply
 from trilemma.privacy.ledger.ledger import Ledger
@@ -451,7 +451,7 @@ def test_terms_that_a_client_refuses_are_refused_after_a_restart_too(parties):
         with party.config.open("a") as file:
             file.write("# another\n")
     runner, said = coordinator(parties, Direct(parties))
-    with pytest.raises(Stopped):
+    with pytest.raises(EpochsStopped):
         runner.go()
     assert runner.log.last().rounds == 1, "round 1 was not committed with answers of those who refused"
     assert [len(entries(party)) for party in parties[2:]] == [1] * 4
@@ -670,7 +670,7 @@ def test_what_a_server_writes_does_not_keep_a_client_from_refusing(parties, text
 def test_the_servers_records_have_codes_and_no_private_numbers(tmp_path):
     parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=6.6, partly=True)
     runner, said = coordinator(parties, Direct(parties))
-    with pytest.raises(Stopped, match="budget: the client's own budget does not allow it"):
+    with pytest.raises(EpochsStopped, match="budget: the client's own budget does not allow it"):
         runner.go()
     assert not any("6.6" in line or "epsilon" in line for line in said)
     assert "over the budget of 6.6" in parties[1].log.read_text()

@@ -16,7 +16,7 @@ from trilemma.federation.client.node import Node
 from trilemma.federation.client.sessions import Session, epoch_name
 from trilemma.federation.party.permission import Permission
 from trilemma.federation.protocol import kinds, wire
-from trilemma.federation.protocol.epochs import Stopped
+from trilemma.federation.protocol.epochs import EpochsStopped
 from trilemma.federation.protocol.reasons import Refused
 from trilemma.privacy.ledger.ledger import Ledger
 from trilemma.privacy.secrets import Handshake, Identity, Offer, Roster
@@ -153,7 +153,7 @@ def foreign(parties, keys, epoch, how):
 def test_the_server_cannot_stand_in_the_middle(parties, how):
     transport = middleman(parties, 2, lambda keys, epoch: foreign(parties, keys, epoch, how))
     runner, said = coordinator(parties, transport)
-    with pytest.raises(Stopped):
+    with pytest.raises(EpochsStopped):
         runner.go()
     assert sum("keys refused: keys" in line for line in said) == CLIENTS
     assert not any(kind == "ask" for _, kind in transport.asked)
@@ -166,7 +166,7 @@ def test_a_server_with_another_configuration_is_refused(parties):
     weaker = small_config(CLIENTS, *PRIVATE, "privacy.sigma_cor=0.001")
     parties[0].config.write_text(weaker)
     runner, said = coordinator(parties, Direct(parties))
-    with pytest.raises(Stopped):
+    with pytest.raises(EpochsStopped):
         runner.go()
     assert sum("all parties must hold the same" in line for line in said) == CLIENTS
 
@@ -207,7 +207,7 @@ def test_a_server_that_forgot_cannot_start_over(parties):
         if path.is_file():
             path.unlink()
     runner, said = coordinator(parties, Direct(parties))
-    with pytest.raises(Stopped):
+    with pytest.raises(EpochsStopped):
         runner.go()
     assert any("round: the round is over" in line for line in said)
     assert len(ledger_entries(parties[1])) == ROUNDS
@@ -218,7 +218,7 @@ def test_a_client_refuses_to_overspend(tmp_path):
     """Budgets for two rounds; the third is refused by everybody, whatever the server asks."""
     parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=6.6, partly=True)
     runner, said = coordinator(parties, Direct(parties))
-    with pytest.raises(Stopped):
+    with pytest.raises(EpochsStopped):
         runner.go()
     assert runner.log.last().rounds == 2
     assert any("budget: the client's own budget does not allow it" in line for line in said)
@@ -411,7 +411,7 @@ def test_a_run_that_stopped_goes_on_when_clients_are_back(parties):
             return super().send(blocks, lifetime)
 
     transport = Leaving(parties)
-    with pytest.raises(Stopped, match="2 of 5 clients joined epoch 1"):
+    with pytest.raises(EpochsStopped, match="2 of 5 clients joined epoch 1"):
         coordinator(parties, transport)[0].go()
     transport.gone = set()
     runner, said = coordinator(parties, transport)
@@ -422,7 +422,7 @@ def test_a_run_that_stopped_goes_on_when_clients_are_back(parties):
 
 def test_too_few_for_any_epoch_stops_clearly(parties):
     runner, _ = coordinator(parties, Direct(parties, gone={0, 1, 2}))
-    with pytest.raises(Stopped, match="2 of 5 clients joined epoch 0; with up to 1 liars at least 3"):
+    with pytest.raises(EpochsStopped, match="2 of 5 clients joined epoch 0; with up to 1 liars at least 3"):
         runner.go()
 
 

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 from trilemma_lab.papers.lp_proj import linear as oracle
 
-WORKED = oracle.Federation(
+WORKED = oracle.LinearFederation(
     w=np.array([[1.0, 0, 0], [0, 2, 0], [0, 0, 1], [3, 1, 1]]),
     n=10,
     b=1.0,
@@ -78,7 +78,7 @@ def test_expected_fairness_agrees_with_simulation() -> None:
     draws = []
     for _ in range(5_000):
         w = rng.standard_normal((5, 3)) @ root.T
-        f = oracle.Federation(w, n=10, b=1.5, sigma=1.0, lam=0.7, p=p)
+        f = oracle.LinearFederation(w, n=10, b=1.5, sigma=1.0, lam=0.7, p=p)
         found = oracle.fairness(f)
         draws.append([found.fedavg, found.pfedme, found.lp_proj])
     sample = np.array(draws)
@@ -102,7 +102,7 @@ federations = st.builds(
 
 def _uniform(
     seed: int, clients: int, full: int, n: int, b: float, sigma: float, lam: float
-) -> tuple[oracle.Federation, float]:
+) -> tuple[oracle.LinearFederation, float]:
     """A federation whose heterogeneity per coordinate is the same Σ in and out of the subspace."""
     rng = np.random.default_rng(seed)
     w = rng.standard_normal((clients, full)) * rng.uniform(0.01, 2)
@@ -111,20 +111,20 @@ def _uniform(
     w *= np.sqrt(level / np.square(w).mean(0))
     sub = int(rng.integers(1, full))
     p = np.eye(full)[:sub]
-    return oracle.Federation(w, n, b, sigma, lam, p), float(level)
+    return oracle.LinearFederation(w, n, b, sigma, lam, p), float(level)
 
 
-def _means(f: oracle.Federation) -> tuple[float, float, float, float]:
+def _means(f: oracle.LinearFederation) -> tuple[float, float, float, float]:
     found = oracle.losses(f)
     return tuple(float(np.mean(x)) for x in (found.local, found.fedavg, found.pfedme, found.lp_proj))
 
 
 @given(federations)
-def test_orderings_at_the_best_lambda(drawn: tuple[oracle.Federation, float]) -> None:
+def test_orderings_at_the_best_lambda(drawn: tuple[oracle.LinearFederation, float]) -> None:
     f, level = drawn
     best = (1 - 1 / f.clients) * f.sigma**2 / (f.n * level)
     assert_allclose(oracle.best_lambdas(f), best, rtol=1e-8)
-    at_best = oracle.Federation(f.w, f.n, f.b, f.sigma, best, f.p)
+    at_best = oracle.LinearFederation(f.w, f.n, f.b, f.sigma, best, f.p)
     loc, avg, me, l2 = _means(at_best)
     slack = 1e-9 * (1 + avg)
     assert loc >= l2 - slack >= me - 2 * slack
@@ -134,7 +134,7 @@ def test_orderings_at_the_best_lambda(drawn: tuple[oracle.Federation, float]) ->
 
 
 @given(federations)
-def test_orderings_at_any_lambda(drawn: tuple[oracle.Federation, float]) -> None:
+def test_orderings_at_any_lambda(drawn: tuple[oracle.LinearFederation, float]) -> None:
     f, level = drawn
     loc, avg, me, l2 = _means(f)
     q = (1 - 1 / f.clients) * f.sigma**2 / f.n

@@ -14,7 +14,7 @@ from trilemma import aggregation, config, privacy, simulate
 from trilemma.base.errors import ConfigError
 from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.defences.screens import Heard
+from trilemma.learning.defences.screens import ScreenedRound
 from trilemma.learning.defences.screens.noise_test import distances
 from trilemma.learning.defences.screens.root_client import RootClient
 from trilemma.learning.defences.stages import staged
@@ -210,7 +210,7 @@ def test_the_servers_own_message_is_computed_once_for_all_lies_that_are_tried() 
     kept = root.begin(ready.clients.model, Key(1))
     questions = [(0, Key(1), model), (0, Key(1), model + 1), (1, Key(1), model), (1, Key(2), model)]
     for number, (round_, key, params) in enumerate(questions):
-        heard = Heard(torch.zeros(2, len(model)), (0, 1), round_, {"params": params}, key)
+        heard = ScreenedRound(torch.zeros(2, len(model)), (0, 1), round_, {"params": params}, key)
         first, again = root.message(heard, kept), root.message(replace(heard, x=heard.x + 1), kept)
         anew = algorithm.client({"params": params.clone()}, kept, ready.root, round_, key)
         assert torch.equal(first[0], anew.messages.vectors[0])

@@ -25,7 +25,7 @@ from trilemma.models.engines.terms import (
     together,
 )
 from trilemma.models.layers.convolution import Stencil, example_gradients
-from trilemma.models.modules.convolutions import Convolved, Window
+from trilemma.models.modules.convolutions import ConvolutionWindow, Convolved
 from trilemma.testing.examples import Stack
 
 SHAPES = [(1, 3, 5), (2, 40, 30), (9, 3, 2), (16, 24, 24), (64, 6, 200), (40, 64, 48)]
@@ -171,7 +171,7 @@ def test_the_bound_of_a_convolution_that_cancels(groups):
     x = torch.cat([one, one + 1e-6 * torch.randn(one.shape, generator=generator)], 4)
     grad = torch.randn(1, 2, 1, 2, 10, generator=generator)
     grad[..., 5:] = -grad[..., :5]
-    window = Window((2, 4 // groups, 3), (1,), (0,), (1,), groups)
+    window = ConvolutionWindow((2, 4 // groups, 3), (1,), (0,), (1,), groups)
     term = Convolved(x, grad, window)
     wide = Convolved(x.double(), grad.double(), window).formed().flatten(2).norm(dim=2)
     assert bool((term.lengths().norms >= wide * (1 - 1e-5)).all())
@@ -244,13 +244,13 @@ def _summed() -> dict[str, tuple[Term, Tensor]]:
     (left, right), (low, wide) = ordinary((4, 20, 30)), ordinary((40, 3, 5))
     ids = torch.randint(7, (2, 3, 4), generator=Key(3).torch())
     x, grad = torch.randn(2, 3, 1, 2, 9), torch.randn(2, 3, 1, 4, 7)
-    several = Convolved(x, grad[:, :, :, :, :3], Window((4, 1, 3), (3,), (0,), (1,), 2))
+    several = Convolved(x, grad[:, :, :, :, :3], ConvolutionWindow((4, 1, 3), (3,), (0,), (1,), 2))
     doubled = {
         "product": (Product(left, right), Product(left.double(), right.double())),
         "lookup": (Lookup(ids, right, 7), Lookup(ids, right.double(), 7)),
         "convolution": (
-            Convolved(x, grad, Window((4, 2, 3), (1,), (0,), (1,), 1)),
-            Convolved(x.double(), grad.double(), Window((4, 2, 3), (1,), (0,), (1,), 1)),
+            Convolved(x, grad, ConvolutionWindow((4, 2, 3), (1,), (0,), (1,), 1)),
+            Convolved(x.double(), grad.double(), ConvolutionWindow((4, 2, 3), (1,), (0,), (1,), 1)),
         ),
     }
     kept: dict[str, Term] = {

@@ -10,7 +10,13 @@ import torch
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
 from trilemma.models.coordinates import projection as module
-from trilemma.models.coordinates.projection import Identity, Seeded, gaussian, orthonormal, projection
+from trilemma.models.coordinates.projection import (
+    IdentityProjection,
+    Seeded,
+    gaussian,
+    orthonormal,
+    projection,
+)
 
 MAKERS = {"gaussian": gaussian, "orthonormal": orthonormal}
 
@@ -96,7 +102,7 @@ def test_a_projection_too_large_to_store_is_not_stored() -> None:
 def test_identity() -> None:
     p = projection("identity", 3, 5, seed=0)
     x = torch.randn(2, 5)
-    assert isinstance(p, Identity)
+    assert isinstance(p, IdentityProjection)
     assert p.rows == 5
     assert torch.equal(p.apply(x), x)
     assert torch.equal(p.lift(x), x)

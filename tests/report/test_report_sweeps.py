@@ -19,7 +19,7 @@ from trilemma.base.errors import ConfigError, UserError
 from trilemma.base.records import Spread, Summary
 from trilemma.cli import app
 from trilemma.experiment.sweep import sweep
-from trilemma.report.cross_table import Cross, Square
+from trilemma.report.cross_table import Cross, TableSquare
 from trilemma.report.sweeps import _square
 from trilemma.simulate.sweep import grid as on_disk
 from trilemma.simulate.sweep.work import work
@@ -123,8 +123,8 @@ def test_who_diverged_is_worst_and_never_best() -> None:
         return Summary({"accuracy": spread}, spread, {}, None, 1.0, "dsgd", "mean", 3, 0, "none", "none", 9)
 
     cells = [summary(None, None), summary(0.5, 0.7), summary(0.8, None)]
-    assert _square(cells, "worst", "accuracy") == Square(None, None, 2, 3)
-    assert _square(cells, "best", "accuracy") == Square(0.8, 0.0, 2, 3)
+    assert _square(cells, "worst", "accuracy") == TableSquare(None, None, 2, 3)
+    assert _square(cells, "best", "accuracy") == TableSquare(0.8, 0.0, 2, 3)
     assert _square(cells, "mean", "accuracy").mean == pytest.approx(2 / 3)
     assert _square(cells[1:], "worst", "loss").mean == 0.8
 
@@ -159,7 +159,7 @@ def test_files(out: Path, tmp_path: Path, monkeypatch) -> None:
 
 def test_parquet_is_read_back(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    cross = Cross("a", "b", "mean", "accuracy", {("x", "y"): Square(0.5, 0.1, 3, 1)})
+    cross = Cross("a", "b", "mean", "accuracy", {("x", "y"): TableSquare(0.5, 0.1, 3, 1)})
     assert parquet.read_table(cross.parquet(str(tmp_path / "t.parquet"))).to_pylist() == cross.records()
 
 

@@ -18,7 +18,7 @@ from trilemma.base.keys import Key
 from trilemma_lab.adversary import many_rounds, memoryless
 from trilemma_lab.adversary.adaptive import Adaptive
 from trilemma_lab.adversary.informed import Foreseen, Informed
-from trilemma_lab.adversary.many_rounds import Effort, Weigher, foreseen, recordable
+from trilemma_lab.adversary.many_rounds import SearchEffort, Weigher, foreseen, recordable
 from trilemma_lab.adversary.memoryless import one_by_one, shifted
 from trilemma_lab.adversary.outlook import Outlook
 from trilemma_lab.adversary.tryout import Tryout
@@ -184,7 +184,7 @@ def test_what_is_foreseen_in_one_piece_is_what_is_foreseen_step_by_step(
         weigher = Weigher(rule, chain.weights_from_grams or outlook._weights, rule != "evidence+smea")
     which, taken = torch.from_numpy(there.active), outlook.file.taken
     given = (there.measured, which, changes, outlook.step, whole, fresh, taken, weigher)
-    effort = Effort(walk=1)
+    effort = SearchEffort(walk=1)
     found = foreseen(*given, effort)
     assert found is not None
     if rule.endswith("caf"):

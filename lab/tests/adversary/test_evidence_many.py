@@ -45,7 +45,7 @@ def test_many_are_judged_and_set_right_as_one_is(alike: bool, device: str) -> No
     given = grams(members, known, 40)
     shares = 1.0 + 0.1 * rng.random(members)
     moved, parts = rng.standard_normal((40, members)), rng.random((40, members)) / members
-    look = many.Look.of(known, LIARS, ALARM, shares, None, torch.device(device))
+    look = many.ManyLook.of(known, LIARS, ALARM, shares, None, torch.device(device))
     there = given.to(device)[None]
     seen = many.visible(there, [look])
     expelled = (many.improbable(there, [look])[0] | many.apart(seen[0], look)).cpu()
@@ -86,7 +86,7 @@ def test_what_is_found_by_squaring_one_after_the_other_is_what_a_decomposition_f
 @pytest.mark.parametrize("count", [0, 3])
 def test_who_asks_for_no_direction_gets_none_also_where_steps_are_bounded(count: int) -> None:
     white, edges = torch.eye(4, dtype=torch.float64).expand(count, 4, 4), torch.full((count,), 0.5)
-    bounded = many.Bounded(directions=2, left_out=1)
+    bounded = many.BoundedGrams(directions=2, left_out=1)
     for asked in (None, bounded):
         values, vectors = many.peeled(white, edges, 0, asked)
         assert (values.shape, vectors.shape) == ((count, 0), (count, 0, 4))
@@ -96,7 +96,7 @@ def test_who_asks_for_no_direction_gets_none_also_where_steps_are_bounded(count:
 def test_nothing_is_looked_for_where_half_may_lie() -> None:
     """However clearly something stands out: the middle may be the liars'."""
     known = law(6, alike=True)
-    look = many.Look.of(known, 3, ALARM, None, None, torch.device("cpu"))
+    look = many.ManyLook.of(known, 3, ALARM, None, None, torch.device("cpu"))
     given = grams(6, known, 5)
     assert any(visible(one, known, 1) for one in given.numpy())
     assert not any(correct(one, np.ones(6), known, 3).mix.any() for one in given.numpy())

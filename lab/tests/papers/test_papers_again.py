@@ -9,7 +9,7 @@ import pytest
 
 from trilemma.base.errors import UserError
 from trilemma.base.records import Spread
-from trilemma.simulate import Outcome, Watcher
+from trilemma.simulate import CellOutcome, Watcher
 from trilemma.simulate.sweep.work import Failure
 from trilemma_lab.papers import Study, run_studies, studies
 from trilemma_lab.studies.again import run_again
@@ -82,7 +82,7 @@ def test_what_cannot_be_compared_is_refused(study: Study, results: Results, tmp_
 def test_cells_that_give_no_result_are_not_called_the_same(
     study: Study, results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = Outcome(failed={"SF": Failure("no memory")})
+    failed = CellOutcome(failed={"SF": Failure("no memory")})
     monkeypatch.setattr(
         "trilemma_lab.studies.again.run_studies", lambda *_, **__: ({"safe-dshb": []}, failed)
     )

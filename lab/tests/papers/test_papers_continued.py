@@ -20,7 +20,7 @@ from trilemma.experiment.sweep import leaves
 from trilemma_lab.arena.arena import Row, read, record
 from trilemma_lab.papers import run_studies, studies
 from trilemma_lab.studies import made
-from trilemma_lab.studies.age import Again
+from trilemma_lab.studies.age import Rerun
 from trilemma_lab.studies.filled import missing, partly_searched, settled
 from trilemma_lab.studies.grid import Place
 from trilemma_lab.studies.kept import Kept
@@ -351,7 +351,7 @@ def test_what_is_measured_while_cells_are_run_again_stays(tmp_path: Path, monkey
     answers = [cell("b", {1: 0.7}), cell("a", {1: 0.6})]
 
     def meanwhile(name: str, study: Study, results: Results, *_: object) -> Results:
-        again = Again((("t", "a", "c"),), 1, 0.0, results.code, results.date, results.device)
+        again = Rerun((("t", "a", "c"),), 1, 0.0, results.code, results.date, results.device)
         kept.add(name, [answers.pop(0)])
         return results.with_again(again, results.sources[results.code])
 

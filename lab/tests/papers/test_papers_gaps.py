@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from trilemma.base.errors import UserError
 from trilemma.cli.app import app
 from trilemma.simulate.sweep import Failure, Job, Watcher
-from trilemma.simulate.sweep.grid import Outcome
+from trilemma.simulate.sweep.grid import CellOutcome
 from trilemma_lab.arena import arena, closing, gaps, standings
 
 ROW = arena.Row("phishing-7", "LDP", 3, "caf", "loss", 1, 0.8, 0, 1, 69, 1.5)
@@ -121,7 +121,7 @@ def played(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
                 failed[cell.name] = why
             (out / cell.name).mkdir(parents=True)
             watcher.ended(job, why)
-        return Outcome(failed=failed)
+        return CellOutcome(failed=failed)
 
     def rows(bouts, out):  # type: ignore[no-untyped-def]
         left = {"mean": 0.3, "caf": 0.8}

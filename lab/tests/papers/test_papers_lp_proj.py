@@ -12,7 +12,16 @@ from trilemma import models, simulate
 from trilemma.base.errors import ConfigError, UserError
 from trilemma.learning.compressed.count_sketch import Sketch
 from trilemma_lab.papers import lp_proj
-from trilemma_lab.papers.lp_proj import ATTACKS, METHODS, TASKS, Point, Reached, SeedCurve, points, printed
+from trilemma_lab.papers.lp_proj import (
+    ATTACKS,
+    METHODS,
+    TASKS,
+    GridPoint,
+    Reached,
+    SeedCurve,
+    points,
+    printed,
+)
 from trilemma_lab.papers.lp_proj.blowup import flip, growth, poison
 
 FULL = {
@@ -110,16 +119,19 @@ def test_every_point_is_a_configuration(task: str, table: int) -> None:
 
 def test_numbers_of_liars_on_emnist() -> None:
     counts = [
-        Point("emnist", "lp-proj-1", "data-poison", s).config().federation.byzantine for s in (2, 5, 10, 20)
+        GridPoint("emnist", "lp-proj-1", "data-poison", s).config().federation.byzantine
+        for s in (2, 5, 10, 20)
     ]
     assert counts == [5, 12, 25, 50]
-    counts = [Point("emnist", "lp-proj-1", "same-value", s).config().federation.byzantine for s in (50, 80)]
+    counts = [
+        GridPoint("emnist", "lp-proj-1", "same-value", s).config().federation.byzantine for s in (50, 80)
+    ]
     assert counts == [124, 198]
 
 
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'synthetic00'"):
-        Point("synthetic0", "lp-proj-1").config()
+        GridPoint("synthetic0", "lp-proj-1").config()
 
 
 def test_budget_and_target() -> None:
@@ -134,7 +146,7 @@ def test_budget_and_target() -> None:
 @pytest.mark.slow
 def test_curves_and_losses_of_a_short_run(tmp_path: Path) -> None:
     """Three rounds: costs as the paper counts them, and the training losses of both seeds."""
-    settings = Point("synthetic00", "lp-proj-1").config(rounds=3, seeds=(1, 2))
+    settings = GridPoint("synthetic00", "lp-proj-1").config(rounds=3, seeds=(1, 2))
     simulate.run(settings, tmp_path / "run")
     found = lp_proj.curves_in(tmp_path / "run")
     assert found[0].scalars == [2310.0, 4620.0, 6930.0]
@@ -202,7 +214,7 @@ def test_growth_of_the_common_vector() -> None:
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "LG-FedAvg"])
 def test_every_method_runs_under_attack(method: str, tmp_path: Path) -> None:
     """Two rounds each with poisoned labels and scaled messages: a result or a star, never an exception."""
-    point = Point("synthetic00", method, "data-poison", 20)
+    point = GridPoint("synthetic00", method, "data-poison", 20)
     summary = simulate.run(point.config(rounds=2, seeds=(1,)), tmp_path / "run")
     assert summary.diverged == {}
     assert 0.05 < summary.accuracy.mean < 1.0
@@ -210,24 +222,26 @@ def test_every_method_runs_under_attack(method: str, tmp_path: Path) -> None:
 
 def test_no_attack_touches_local(tmp_path: Path) -> None:
     """Local hears nobody: under any attack of the same liars, the same honest clients score the same."""
-    attacked = {a: Point("synthetic00", "Local, 20 steps", a, 20).config(2, (1,)) for a in ATTACKS.values()}
+    attacked = {
+        a: GridPoint("synthetic00", "Local, 20 steps", a, 20).config(2, (1,)) for a in ATTACKS.values()
+    }
     alone = simulate.run(attacked["gaussian"], tmp_path / "alone").accuracy.mean
     for attack, settings in attacked.items():
         assert settings == attacked["gaussian"]  # so that it is run once
         summary = simulate.run(settings.with_(f"attack.name={attack}"), tmp_path / attack)
         assert summary.accuracy.mean == alone
-    clean = simulate.run(Point("synthetic00", "Local, 20 steps").config(2, (1,)), tmp_path / "clean")
+    clean = simulate.run(GridPoint("synthetic00", "Local, 20 steps").config(2, (1,)), tmp_path / "clean")
     assert alone != clean.accuracy.mean  # the liars are not scored
 
 
 def test_rounds_are_fewer_where_they_are_long() -> None:
     def rounds(task: str, method: str, percent: int) -> int:
-        return Point(task, method, "gaussian" if percent else "none", percent).config().run.rounds
+        return GridPoint(task, method, "gaussian" if percent else "none", percent).config().run.rounds
 
     assert [rounds("fashion", "lp-proj-1", p) for p in (0, 80)] == [50, 10]
     assert [rounds("fashion", "Global+Krum", p) for p in (0, 80)] == [50, 10]
     assert [rounds("mnist", method, p) for method in ("RSA", "FedAvg") for p in (0, 80)] == [200] * 4
-    assert Point("fashion", "RSA").config().run.precision == "tf32"
+    assert GridPoint("fashion", "RSA").config().run.precision == "tf32"
 
 
 @pytest.mark.slow
@@ -238,7 +252,7 @@ def test_a_study_measures_what_the_tables_report(tmp_path: Path) -> None:
 
     study = studies["lp-proj-synthetic00"]
     for percent, more in ((0, {"accuracy_in_budget", "scalars_to_target", "train_loss"}), (20, set())):
-        point = Point("synthetic00", "lp-proj-1", "same-value" if percent else "none", percent)
+        point = GridPoint("synthetic00", "lp-proj-1", "same-value" if percent else "none", percent)
         simulate.run(point.config(rounds=3, seeds=(1, 2)), tmp_path / str(percent))
         found = study.measure(report.load(tmp_path / str(percent)))
         assert {"accuracy", "variance", "worst_tenth"} | more <= set(found)

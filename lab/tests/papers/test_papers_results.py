@@ -21,7 +21,7 @@ from trilemma_lab.papers import run_studies, studies
 from trilemma_lab.papers.byz_clip21 import GRID
 from trilemma_lab.papers.published import Cause, Claim, Paper, Printed, paper
 from trilemma_lab.studies import figures
-from trilemma_lab.studies.age import Again
+from trilemma_lab.studies.age import Rerun
 from trilemma_lab.studies.claims import judged, sentences
 from trilemma_lab.studies.figures import picture_of
 from trilemma_lab.studies.filled import Filled, altogether, filled
@@ -311,7 +311,7 @@ def test_a_note_stays_as_long_as_one_of_its_cells_does() -> None:
 
 
 def test_what_was_run_again_stays_as_long_as_it_is_not_measured_anew() -> None:
-    again = Again((("t", "a", "c"),), 1, 0.0, "1a2b", "2026-11-16", "a CPU")
+    again = Rerun((("t", "a", "c"),), 1, 0.0, "1a2b", "2026-11-16", "a CPU")
     results = new_results("s", [ours("a", 0.5), ours("b", 0.5)]).with_again(again, {"keys.py": "0000"})
     kept = results.merged([ours("b", 0.9)])
     assert kept.again == again

@@ -24,7 +24,7 @@ from trilemma.aggregation.mda import MinimumDiameter as mda
 from trilemma.aggregation.mean import Mean as mean
 from trilemma.aggregation.mixing import Arc as arc
 from trilemma.aggregation.mixing import Bucketing as bucketing
-from trilemma.aggregation.mixing import Clip as clip
+from trilemma.aggregation.mixing import Clipping as clip
 from trilemma.aggregation.mixing import NearestNeighbours as nnm
 from trilemma.aggregation.monna import Monna as monna
 from trilemma.aggregation.passes.distributed import sharded

@@ -10,7 +10,7 @@ from trilemma.aggregation.steps.stage import Stage
 
 
 @mixings.register("fltrust")
-class FLTrust(Stage):
+class FLTrustStage(Stage):
     """Scale messages to the length of the server's own, and weigh them by their cosine with it.
 
     The server makes its message on public examples: `[aggregation] root = 100`.

@@ -108,7 +108,7 @@ class Bucketing(Mixing):
 
 
 @mixings.register("clip")
-class Clip(Mixing):
+class Clipping(Mixing):
     """Scale each message longer than `radius` down to it: x_i · min(1, radius/‖x_i‖).
 
     No κ: clipping moves honest messages too. Cost: n beside the geometry.

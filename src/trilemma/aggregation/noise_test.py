@@ -12,7 +12,7 @@ from trilemma.aggregation.steps.stage import Stage
 
 
 @mixings.register("noise-test")
-class NoiseTest(Stage):
+class NoiseTestStage(Stage):
     """Leave out messages whose length, or distribution of coordinates, does not fit the agreed noise.
 
     Needs an algorithm that adds noise. Every client and every round is tested by itself.

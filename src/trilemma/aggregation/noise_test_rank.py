@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trilemma.aggregation.noise_test import NoiseTest
+from trilemma.aggregation.noise_test import NoiseTestStage
 from trilemma.aggregation.steps.registry import mixings
 
 
 @mixings.register("noise-test-rank")
-class NoiseTestRank(NoiseTest):
+class NoiseTestRankStage(NoiseTestStage):
     """The noise test, then the n − f clients that over rounds agree most with the server's own message.
 
     Needs public examples at the server, as `fltrust` does: `[aggregation] root = 100`.

@@ -12,7 +12,7 @@ from trilemma.aggregation.steps.stage import Stage
 
 
 @mixings.register("safeguard")
-class Safeguard(Stage):
+class SafeguardStage(Stage):
     """Leave out for good the clients whose summed messages lie far from those of the majority.
 
     >>> from trilemma import aggregation as agg

@@ -17,8 +17,8 @@
 
 from trilemma.audit.examine import Effort, examine
 from trilemma.audit.nodes import examine_federation
-from trilemma.audit.outcomes import Audit, Outcome
+from trilemma.audit.outcomes import Audit, AuditOutcome
 from trilemma.audit.subject import Subject
 from trilemma.audit.tables import audit_table
 
-__all__ = ["Audit", "Effort", "Outcome", "Subject", "audit_table", "examine", "examine_federation"]
+__all__ = ["Audit", "AuditOutcome", "Effort", "Subject", "audit_table", "examine", "examine_federation"]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trilemma.audit.bounds import at_least
 from trilemma.audit.canaries import Pair, whole
-from trilemma.audit.outcomes import Outcome
+from trilemma.audit.outcomes import AuditOutcome
 from trilemma.audit.subject import Subject
 from trilemma.audit.trials import TrialNoise, play
 from trilemma.base.keys import Key
@@ -53,7 +53,7 @@ class Given:
         return self.ordered
 
 
-def bits(subject: Subject, pair: Pair, key: Key, risk: float, messages: int = MESSAGES) -> Outcome:
+def bits(subject: Subject, pair: Pair, key: Key, risk: float, messages: int = MESSAGES) -> AuditOutcome:
     """Return ε = ∞ where messages of the first round exclude the other data set too often for δ, else 0.
 
     Half of the messages are made with heads, half with tails: which one gives itself away is not known.
@@ -70,7 +70,7 @@ def bits(subject: Subject, pair: Pair, key: Key, risk: float, messages: int = ME
     excluded = int((~possible.all(1)).sum())
     found = math.inf if at_least(excluded, messages, risk) > subject.delta else 0.0
     facts = {"messages": messages, "possible under one data set only": excluded}
-    return Outcome("bits", "ε", found, subject.certified, facts=facts)
+    return AuditOutcome("bits", "ε", found, subject.certified, facts=facts)
 
 
 def preimage_exists(rising: Callable[[Tensor], Tensor], wanted: Tensor) -> Tensor:

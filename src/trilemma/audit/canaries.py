@@ -51,7 +51,7 @@ def canary(gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Examples:
+class CanaryExamples:
     """Examples of one client, (b, …), without a client axis."""
 
     x: Features
@@ -71,8 +71,8 @@ class Pair:
 
     name: str
     model: Model
-    heads: Examples
-    tails: Examples
+    heads: CanaryExamples
+    tails: CanaryExamples
     absent: bool = False
 
 
@@ -93,10 +93,10 @@ def canary_pairs(release: Release, dim: int = DIMENSIONS, key: Key | None = None
     loud = LOUD * release.clip * direction(dim, key or Key(0))
     model, batch = canary_model(dim), release.batch if release.unit == "example" else 1
 
-    def held(sign: float) -> Examples:
+    def held(sign: float) -> CanaryExamples:
         x, y = torch.zeros(batch, dim - 1), torch.zeros(batch)
         x[0], y[0] = canary(loud)
-        return Examples(x, sign * y)
+        return CanaryExamples(x, sign * y)
 
     if release.adjacency == "add-remove":
         return [Pair("absent", model, held(1.0), held(0.0), absent=True)]
@@ -107,7 +107,7 @@ def canary_pairs(release: Release, dim: int = DIMENSIONS, key: Key | None = None
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeBatch:
     """k clients whose every batch is all they hold (`learning.protocol.Clients`): `x` (k, b, …), `y`.
 
     Where sampling amplifies nothing, or the adversary is lucky, this is what a batch is. `weight` (k, b) are
@@ -138,7 +138,7 @@ class Whole:
         return Batch(self.x, self.y, self.weight)
 
 
-def whole(pair: Pair, coins: np.ndarray, noise: NoiseSource) -> Whole:
+def whole(pair: Pair, coins: np.ndarray, noise: NoiseSource) -> WholeBatch:
     """Return one client per coin, with the pair's heads or tails as its whole data."""
     shown = torch.from_numpy((~np.asarray(coins, bool)).astype(np.int64))
 
@@ -150,7 +150,7 @@ def whole(pair: Pair, coins: np.ndarray, noise: NoiseSource) -> Whole:
         if isinstance(pair.heads.x, Mapping)
         else both(pair.heads.x, pair.tails.x)
     )
-    return Whole(tuple(range(len(coins))), pair.model, noise, x, both(pair.heads.y, pair.tails.y))
+    return WholeBatch(tuple(range(len(coins))), pair.model, noise, x, both(pair.heads.y, pair.tails.y))
 
 
 def sampled(pair: Pair, coins: np.ndarray, noise: NoiseSource, examples: int) -> Clients:
@@ -196,4 +196,4 @@ def without_canary(pair: Pair) -> Pair:
     def blank(column: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(column[:1]), column[1:]])
 
-    return replace(pair, tails=Examples(each(pair.tails.x, blank), blank(pair.tails.y)))
+    return replace(pair, tails=CanaryExamples(each(pair.tails.x, blank), blank(pair.tails.y)))

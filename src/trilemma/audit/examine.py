@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trilemma.audit.bits import bits
-from trilemma.audit.canaries import DIMENSIONS, Examples, Pair, canary_pairs
+from trilemma.audit.canaries import DIMENSIONS, CanaryExamples, Pair, canary_pairs
 from trilemma.audit.likelihood import likelihood
 from trilemma.audit.one_run import from_one_run
-from trilemma.audit.outcomes import Audit, Outcome, Value
+from trilemma.audit.outcomes import Audit, AuditOutcome, Value
 from trilemma.audit.own_gradients import faithful
 from trilemma.audit.search import of_subject, search
 from trilemma.audit.sensitivity import own_pairs, sensitivity, wild_pairs
@@ -108,7 +108,7 @@ def examine(
 
 
 def concluded(
-    name: str, subject: Subject, effort: Effort, outcomes: Sequence[Outcome], notes: tuple[str, ...]
+    name: str, subject: Subject, effort: Effort, outcomes: Sequence[AuditOutcome], notes: tuple[str, ...]
 ) -> Audit:
     """Return all that was found about a subject, beside what is certified for it."""
     return Audit(
@@ -123,7 +123,7 @@ def concluded(
     )
 
 
-def canary_tests(subject: Subject, effort: Effort, key: Key) -> list[Outcome]:
+def canary_tests(subject: Subject, effort: Effort, key: Key) -> list[AuditOutcome]:
     """Return what all tests on canaries find."""
     pairs = canary_pairs(subject.release, DIMENSIONS, key)
     return [
@@ -134,18 +134,20 @@ def canary_tests(subject: Subject, effort: Effort, key: Key) -> list[Outcome]:
     ]
 
 
-def searched(subject: Subject, model: Model, held: FederatedData, size: int, key: Key) -> Iterator[Outcome]:
+def searched(
+    subject: Subject, model: Model, held: FederatedData, size: int, key: Key
+) -> Iterator[AuditOutcome]:
     """Yield what a directed search finds on the model that is trained, for records like those held."""
     declaration = declaration_of(held.dataset, seen=True)
     yield faithful(model, declaration, key)
     yield from search(of_subject(subject, model, size, key), declaration, key)
 
 
-def neighbours(task: Task) -> Outcome:
+def neighbours(task: Task) -> AuditOutcome:
     """Return how many training examples one changed record changes."""
     worst = max(changes(task), key=lambda change: change.examples)
     facts: dict[str, Value] = {"client": worst.client, "what": worst.what}
-    return Outcome("neighbours", "examples", float(worst.examples), 1.0, facts=facts)
+    return AuditOutcome("neighbours", "examples", float(worst.examples), 1.0, facts=facts)
 
 
 def notes_on(config: Config, subject: Subject) -> tuple[str, ...]:
@@ -174,7 +176,7 @@ def own_pairs_of(subject: Subject, model: Model, held: FederatedData, size: int)
     """Return pairs of the first two clients' examples, on the model they train."""
     both = held.everything((0, min(1, held.clients - 1)))
 
-    def first(client: int) -> Examples:
-        return Examples(each(both.x, lambda column: column[client, :size]), both.y[client, :size])
+    def first(client: int) -> CanaryExamples:
+        return CanaryExamples(each(both.x, lambda column: column[client, :size]), both.y[client, :size])
 
     return own_pairs(subject, model, first(0), first(1))

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from trilemma.audit.bounds import Coins, Scores, by_shape, clopper_pearson
 from trilemma.audit.canaries import Pair, broadcasts, sampled, whole, without_canary
-from trilemma.audit.observer import Observer
-from trilemma.audit.outcomes import Outcome, Value
+from trilemma.audit.observer import AuditObserver
+from trilemma.audit.outcomes import AuditOutcome, Value
 from trilemma.audit.subject import Subject
-from trilemma.audit.trials import Reading, TrialNoise, play
+from trilemma.audit.trials import CanaryReading, TrialNoise, play
 from trilemma.base.keys import Key
 from trilemma.learning.protocol import State
 from trilemma.privacy import Noiseless, SimulatedNoise
@@ -34,7 +34,7 @@ TOGETHER = 1 << 22
 
 
 @dataclass(frozen=True)
-class Plan:
+class LikelihoodPlan:
     """What the observer decided on before any trial: a pair, a broadcast, and what they lead to.
 
     `heads` and `tails` (T, d) are the releases without noise, the canary in every batch; `nothing` (T, d)
@@ -44,7 +44,7 @@ class Plan:
     pair: Pair
     broadcast: str
     sent: Sequence[State]
-    reading: Reading
+    reading: CanaryReading
     heads: Tensor
     tails: Tensor
     nothing: Tensor
@@ -65,7 +65,7 @@ class Plan:
         }
 
 
-def plan(subject: Subject, pairs: Sequence[Pair], key: Key) -> Plan:
+def plan(subject: Subject, pairs: Sequence[Pair], key: Key) -> LikelihoodPlan:
     """Return the pair and the broadcast that move releases farthest apart, over all rounds together."""
     plans = [
         _planned(subject, pair, name, subject.always(broadcast), key)
@@ -75,21 +75,21 @@ def plan(subject: Subject, pairs: Sequence[Pair], key: Key) -> Plan:
     return max(plans, key=lambda one: float((one.heads - one.tails).square().sum()))
 
 
-def _planned(subject: Subject, pair: Pair, name: str, sent: Sequence[State], key: Key) -> Plan:
+def _planned(subject: Subject, pair: Pair, name: str, sent: Sequence[State], key: Key) -> LikelihoodPlan:
     algorithm = subject.algorithm
     coins = np.array([True, False])
     silent = play(algorithm, whole(pair, coins, Noiseless()), sent, key)
     tails_only = whole(pair, np.zeros(subject.rounds, bool), Noiseless())
-    reading = Reading.of(algorithm, tails_only, subject.release.law, sent, key)
+    reading = CanaryReading.of(algorithm, tails_only, subject.release.law, sent, key)
     heads, tails = reading.releases(silent).unbind(1)
     empty = play(algorithm, whole(without_canary(pair), coins[1:], Noiseless()), sent, key)
     nothing = reading.releases(empty)[:, 0]
-    return Plan(pair, name, sent, reading, heads, tails, nothing)
+    return LikelihoodPlan(pair, name, sent, reading, heads, tails, nothing)
 
 
-def scores(subject: Subject, plan: Plan, trials: int, key: Key) -> tuple[Scores, Coins]:
+def scores(subject: Subject, plan: LikelihoodPlan, trials: int, key: Key) -> tuple[Scores, Coins]:
     """Play twice `trials` runs, a coin each; return how much each looks like heads, and whether it was."""
-    observer = Observer.of(subject.threat, subject.release.law)
+    observer = AuditObserver.of(subject.threat, subject.release.law)
     held = subject.examples if subject.amplified else 1
     largest = max(1, TOGETHER // max(observer.members * plan.heads.numel(), held))
     found, coins = [], key.fold("coins").numpy().random(2 * trials) < 0.5
@@ -108,7 +108,7 @@ def scores(subject: Subject, plan: Plan, trials: int, key: Key) -> tuple[Scores,
     return np.concatenate(found), coins
 
 
-def _log_ratio(plan: Plan, seen: Tensor, variance: float, rate: float) -> Tensor:
+def _log_ratio(plan: LikelihoodPlan, seen: Tensor, variance: float, rate: float) -> Tensor:
     """Return Σ_t log p(seen; heads) − log p(seen; tails) of residuals (T, k, d)."""
 
     def exponent(centre: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def _log_ratio(plan: Plan, seen: Tensor, variance: float, rate: float) -> Tensor
 
 def likelihood(
     subject: Subject, pairs: Sequence[Pair], trials: int, risk: float, key: Key, on: str = ""
-) -> list[Outcome]:
+) -> list[AuditOutcome]:
     """Return what the test shows about ε: by counting alone, and if the curve has the certified shape."""
     chosen = plan(subject, pairs, key)
     found, coins = scores(subject, chosen, trials, key)
@@ -137,8 +137,8 @@ def likelihood(
     shaped = by_shape(found, coins, one, subject.rounds, subject.delta, risk)
     shape = "Gaussian" if one.gaussian else "sampled Gaussian"
     return [
-        Outcome(f"likelihood ratio, counted{on}", "ε", counted, subject.certified, facts=facts),
-        Outcome(
+        AuditOutcome(f"likelihood ratio, counted{on}", "ε", counted, subject.certified, facts=facts),
+        AuditOutcome(
             f"likelihood ratio, by shape{on}",
             "ε",
             shaped,

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from trilemma.audit.bounds import by_shape, clopper_pearson
-from trilemma.audit.canaries import Examples, canary_pairs
+from trilemma.audit.canaries import CanaryExamples, canary_pairs
 from trilemma.audit.catalogue import features_of, records
 from trilemma.audit.examine import Effort, batch_of, canary_tests, concluded, own_pairs_of
-from trilemma.audit.likelihood import Plan, plan
-from trilemma.audit.observer import Observer
-from trilemma.audit.outcomes import Audit, Outcome, Value
+from trilemma.audit.likelihood import LikelihoodPlan, plan
+from trilemma.audit.observer import AuditObserver
+from trilemma.audit.outcomes import Audit, AuditOutcome, Value
 from trilemma.audit.sensitivity import sensitivity
 from trilemma.audit.subject import Subject
 from trilemma.base.errors import UserError
@@ -114,7 +114,7 @@ def attacked(
     releases: int,
     risk: float,
     key: Key,
-) -> list[Outcome]:
+) -> list[AuditOutcome]:
     """Return what the integers of many single releases show about ε of one release."""
     if subject.absent or subject.release.sampling.scheme == "poisson":
         return []  # whether a record is in a Poisson batch is the client's own secret: nothing to force
@@ -128,12 +128,12 @@ def attacked(
     counted = clopper_pearson(scores, coins, subject.delta, risk)
     assumed = "the trade-off between ε and δ is that of a Gaussian mechanism"
     return [
-        Outcome("one release of a node, counted", "ε", counted, certified, facts=facts),
-        Outcome("one release of a node, by shape", "ε", shaped, certified, assumed, facts),
+        AuditOutcome("one release of a node, counted", "ε", counted, certified, facts=facts),
+        AuditOutcome("one release of a node, by shape", "ε", shaped, certified, assumed, facts),
     ]
 
 
-def answers(parties: list[Party], task: PartyTask, key: Key) -> Outcome:
+def answers(parties: list[Party], task: PartyTask, key: Key) -> AuditOutcome:
     """Return how many records change what client 0 looks like: refusals, lengths, shapes and types."""
     data = task.data
     assert data is not None
@@ -159,15 +159,15 @@ def answers(parties: list[Party], task: PartyTask, key: Key) -> Outcome:
     strange = [row for row, name in enumerate(pool.names) if name.startswith(("all", "length"))]
     told = [pool.names[row] for row in strange if looks(row) != usual]
     facts: dict[str, Value] = {"records": len(strange), **({"first": told[0]} if told else {})}
-    return Outcome("answers of a node", "answers", float(len(told)), 0.0, facts=facts)
+    return AuditOutcome("answers of a node", "answers", float(len(told)), 0.0, facts=facts)
 
 
 def _guessed(
-    parties: list[Party], task: PartyTask, subject: Subject, chosen: Plan, releases: int, key: Key
+    parties: list[Party], task: PartyTask, subject: Subject, chosen: LikelihoodPlan, releases: int, key: Key
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ask the nodes for releases, a coin each; return log-likelihood ratios and coins."""
     law, threat = subject.release.law, subject.threat
-    observer = Observer.of(threat, law)
+    observer = AuditObserver.of(threat, law)
     honest = threat.clients - (threat.byzantine if threat.name == "cdp" else threat.collusion)
     both = (
         _holding(task, chosen.pair.model, chosen.pair.tails),
@@ -194,7 +194,7 @@ def _guessed(
     return np.array(found), np.array(coins)
 
 
-def _holding(task: PartyTask, model: Model, examples: Examples) -> PartyTask:
+def _holding(task: PartyTask, model: Model, examples: CanaryExamples) -> PartyTask:
     """Return the task of a client that holds exactly these examples, or enough alike where it holds one."""
     copies = task.config.algorithm.options.least_examples if len(examples) == 1 else 1
     x, y = examples.x.repeat(copies, 1), examples.y.repeat(copies)

@@ -34,12 +34,12 @@ _NOTHING = 1e-12
 
 
 @dataclass(frozen=True)
-class Observer:
+class AuditObserver:
     """An observer of the audited client and its partners.
 
-    >>> Observer.of(Threat("ldp", 9), NoiseLaw(2.0))
-    Observer(members=1, weight=0.0, variance=4.0)
-    >>> seen = Observer.of(Threat("secldp", 9), NoiseLaw(0.5, 1.0))
+    >>> AuditObserver.of(Threat("ldp", 9), NoiseLaw(2.0))
+    AuditObserver(members=1, weight=0.0, variance=4.0)
+    >>> seen = AuditObserver.of(Threat("secldp", 9), NoiseLaw(0.5, 1.0))
     >>> seen.members, round(seen.weight, 3), round(seen.variance, 3)
     (9, 0.8, 1.85)
     """
@@ -49,7 +49,7 @@ class Observer:
     variance: float
 
     @classmethod
-    def of(cls, threat: Threat, law: NoiseLaw) -> Observer:
+    def of(cls, threat: Threat, law: NoiseLaw) -> AuditObserver:
         """Return the observer of a threat model."""
         own, shared = law.sigma_ind**2, law.sigma_cor**2
         least = _NOTHING * max(own, shared)

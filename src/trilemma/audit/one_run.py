@@ -16,11 +16,11 @@ from scipy.special import ndtr
 from torch import Tensor
 
 from trilemma.audit.bounds import one_run
-from trilemma.audit.canaries import LOUD, Whole, canary_model
-from trilemma.audit.observer import Observer
-from trilemma.audit.outcomes import Outcome
+from trilemma.audit.canaries import LOUD, WholeBatch, canary_model
+from trilemma.audit.observer import AuditObserver
+from trilemma.audit.outcomes import AuditOutcome
 from trilemma.audit.subject import Subject
-from trilemma.audit.trials import Reading, TrialNoise, play
+from trilemma.audit.trials import CanaryReading, TrialNoise, play
 from trilemma.base.keys import Key
 from trilemma.data import Dataset, FederatedData, Holdings
 from trilemma.models.types import Model
@@ -33,7 +33,7 @@ TOGETHER = 1 << 25
 """Numbers that all messages of the run may have: where clients are canaries, each has a coordinate."""
 
 
-def from_one_run(subject: Subject, canaries: int, risk: float, key: Key) -> Outcome:
+def from_one_run(subject: Subject, canaries: int, risk: float, key: Key) -> AuditOutcome:
     """Return what one run with many canaries shows about ε."""
     coins_key = key.fold("one run", "coins")
     if subject.release.unit == "example":
@@ -41,7 +41,7 @@ def from_one_run(subject: Subject, canaries: int, risk: float, key: Key) -> Outc
         coins = coins_key.numpy().random(count) < 0.5
         scores = _examples(subject, coins, key.fold("one run"))
     else:
-        observer = Observer.of(subject.threat, subject.release.law)
+        observer = AuditObserver.of(subject.threat, subject.release.law)
         affordable = math.isqrt(TOGETHER // subject.rounds)
         count = min(canaries, affordable) if observer.members == 1 else observer.members
         coins = coins_key.numpy().random(count) < 0.5
@@ -51,7 +51,7 @@ def from_one_run(subject: Subject, canaries: int, risk: float, key: Key) -> Outc
     right = int(((scores > 0) == coins)[surest].sum())
     found = one_run(count, guesses, right, subject.delta, risk)
     facts = {"canaries": count, "guesses": guesses, "right": right}
-    return Outcome("one run", "ε", found, subject.certified, facts=facts)
+    return AuditOutcome("one run", "ε", found, subject.certified, facts=facts)
 
 
 def worth_guessing(count: int, subject: Subject, risk: float = 0.01) -> int:
@@ -71,8 +71,8 @@ def worth_guessing(count: int, subject: Subject, risk: float = 0.01) -> int:
     return best
 
 
-def _reading(subject: Subject, model: Model, key: Key) -> Reading:
-    probes = Whole(
+def _reading(subject: Subject, model: Model, key: Key) -> CanaryReading:
+    probes = WholeBatch(
         tuple(range(subject.rounds)),
         model,
         Noiseless(),
@@ -80,7 +80,7 @@ def _reading(subject: Subject, model: Model, key: Key) -> Reading:
         torch.zeros(subject.rounds, 1),
     )
     sent = subject.always(subject.first_broadcast(model, key))
-    return Reading.of(subject.algorithm, probes, subject.release.law, sent, key)
+    return CanaryReading.of(subject.algorithm, probes, subject.release.law, sent, key)
 
 
 def _examples(subject: Subject, coins: np.ndarray, key: Key) -> np.ndarray:
@@ -95,12 +95,12 @@ def _examples(subject: Subject, coins: np.ndarray, key: Key) -> np.ndarray:
     blanks = np.full(subject.examples - count, 2 * count)
     held = Holdings([np.concatenate([canaries, blanks])], [], [])
     data = FederatedData(Dataset("canaries", x, y, x[:1], y[:1], classes=None), held)
-    observer = Observer.of(subject.threat, release.law)
+    observer = AuditObserver.of(subject.threat, release.law)
     noise = TrialNoise(SimulatedNoise(key.fold("noise"), observer.members), observer.members)
     sent = subject.always(subject.first_broadcast(model, key))
     reading = _reading(subject, model, key)
 
-    silent = Whole((0,), model, Noiseless(), torch.zeros(1, 1, count), torch.zeros(1, 1))
+    silent = WholeBatch((0,), model, Noiseless(), torch.zeros(1, 1, count), torch.zeros(1, 1))
     seen, nothing = (
         reading.releases(play(subject.algorithm, clients, sent, key))
         for clients in (SimulatedClients((0,), data, model, noise), silent)
@@ -121,7 +121,7 @@ def _present(seen: Tensor, size: float, variance: float, rate: float) -> Tensor:
     return torch.logaddexp(torch.full_like(exponent, math.log1p(-rate)), math.log(rate) + exponent)
 
 
-def _clients(subject: Subject, coins: np.ndarray, observer: Observer, key: Key) -> np.ndarray:
+def _clients(subject: Subject, coins: np.ndarray, observer: AuditObserver, key: Key) -> np.ndarray:
     """Return how much every client's messages look like heads."""
     count = len(coins)
     model = canary_model(count + 1)
@@ -130,7 +130,7 @@ def _clients(subject: Subject, coins: np.ndarray, observer: Observer, key: Key) 
     reading = _reading(subject, model, key)
 
     def releases(noise: NoiseSource, signs: Tensor) -> Tensor:
-        clients = Whole(ids, model, noise, x, subject.release.clip * signs[:, None])
+        clients = WholeBatch(ids, model, noise, x, subject.release.clip * signs[:, None])
         return reading.releases(play(subject.algorithm, clients, sent, key))
 
     nothing = releases(Noiseless(), torch.zeros(count))

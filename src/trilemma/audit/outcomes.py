@@ -14,7 +14,7 @@ Value = float | int | str
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AuditOutcome:
     """What one test found.
 
     Attributes:
@@ -26,8 +26,10 @@ class Outcome:
         facts: What else is worth knowing.
         slack: By which share `found` may exceed: the rounding of single precision, where a move is compared.
 
-    >>> Outcome("likelihood ratio", "ε", 1.7, 2.0).ratio, Outcome("bits", "ε", math.inf, 2.0).exceeds
-    (0.85, True)
+    >>> AuditOutcome("likelihood ratio", "ε", 1.7, 2.0).ratio
+    0.85
+    >>> AuditOutcome("bits", "ε", math.inf, 2.0).exceeds
+    True
     """
 
     test: str
@@ -74,7 +76,7 @@ class Audit:
     rounds: int
     trials: int
     confidence: float
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[AuditOutcome, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from trilemma.audit.catalogue import records
-from trilemma.audit.outcomes import Outcome, Value
+from trilemma.audit.outcomes import AuditOutcome, Value
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
 from trilemma.data.own.declared import Declaration
@@ -77,7 +77,7 @@ def own_gradient(model: Model, theta: Tensor, x: Features, y: Tensor) -> tuple[T
     return torch.autograd.grad(loss, flat)[0], _parameters(loss)
 
 
-def faithful(model: Model, declaration: Declaration, key: Key) -> Outcome:
+def faithful(model: Model, declaration: Declaration, key: Key) -> AuditOutcome:
     """Compare gradients of records of different lengths and kinds with autograd's own; refusals are none."""
     pool = records(declaration, key.fold("records"))
     theta = model.init(key) + 0.02 * torch.randn(model.dim, generator=key.fold("off").torch())
@@ -118,7 +118,7 @@ def faithful(model: Model, declaration: Declaration, key: Key) -> Outcome:
                 worst = error
                 facts = {"records": str(rows), "clip": limit.unit, "pulled at": besides[0], "said": said}
     allowed = TOLERANCE if dtype == torch.float64 else 50 * TOLERANCE
-    return Outcome(f"search, {model.name}", "gradients", worst, allowed, facts=facts)
+    return AuditOutcome(f"search, {model.name}", "gradients", worst, allowed, facts=facts)
 
 
 def wide(part: Tensor, dtype: torch.dtype) -> Tensor:

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from trilemma.audit.ascent import ascend
-from trilemma.audit.canaries import Whole
+from trilemma.audit.canaries import WholeBatch
 from trilemma.audit.catalogue import ORDINARY, REST, Pool, broadcasts, records
-from trilemma.audit.outcomes import Outcome, Value
+from trilemma.audit.outcomes import AuditOutcome, Value
 from trilemma.audit.sensitivity import SINGLE
 from trilemma.audit.subject import Subject
-from trilemma.audit.trials import Reading
+from trilemma.audit.trials import CanaryReading
 from trilemma.base.keys import Key
 from trilemma.data.own.declared import Declaration
 from trilemma.data.types import each
@@ -58,7 +58,7 @@ ROOM, FEWEST = 1 << 24, 12
 
 
 @dataclass(frozen=True)
-class Target:
+class SearchTarget:
     """What is searched: one client's release, of broadcast parameters and of what it holds.
 
     `step` maps parameters (d,) and k clients to their releases (k, d), in double precision, and to how much
@@ -81,7 +81,7 @@ class Target:
 
 def of_model(
     model: Model, unit: Unit, size: int = 5, clip: float = 1.0, light: float = 0.0, device: str = "cpu"
-) -> Target:
+) -> SearchTarget:
     """Return a model whose gradients are released, clipped per example or per client."""
     limit = Clip.client(clip) if unit == "user" else Clip.example(clip, careful=True)
 
@@ -101,14 +101,16 @@ def of_model(
     declared = 2 * clip * (1.0 if unit == "user" else light or 1 / size)
     kind = f"{model.name}, {unit}" + (", a million" if light else "")
     slack = SINGLE if unit == "user" else MARGIN
-    return Target(kind, model, unit, 2 if light else size, clip, declared, 1e6, step, light, slack, device)
+    return SearchTarget(
+        kind, model, unit, 2 if light else size, clip, declared, 1e6, step, light, slack, device
+    )
 
 
-def of_subject(subject: Subject, model: Model, size: int, key: Key) -> Target:
+def of_subject(subject: Subject, model: Model, size: int, key: Key) -> SearchTarget:
     """Return what an algorithm releases in its first round, its clients holding `size` examples each."""
     algorithm, release = subject.algorithm, subject.release
     start = algorithm.init(model, (0,), key.fold("init"))
-    reading: list[Reading] = []
+    reading: list[CanaryReading] = []
 
     def step(theta: Tensor, clients: Clients) -> tuple[Tensor, Tensor]:
         sent = {
@@ -116,9 +118,9 @@ def of_subject(subject: Subject, model: Model, size: int, key: Key) -> Target:
             for name, part in start.broadcast.items()
         }
         if not reading:
-            assert isinstance(clients, Whole)
+            assert isinstance(clients, WholeBatch)
             one = replace(clients, ids=(0,), x=each(clients.x, lambda part: part[:1]), y=clients.y[:1])
-            reading.append(Reading.of(algorithm, one, release.law, [sent], key))
+            reading.append(CanaryReading.of(algorithm, one, release.law, [sent], key))
         state = {
             name: part.expand(len(clients.ids), *part.shape[1:]).clone()
             for name, part in start.clients.items()
@@ -127,7 +129,7 @@ def of_subject(subject: Subject, model: Model, size: int, key: Key) -> Target:
         return reading[0].releases([answer])[0], failed
 
     name = f"{model.name}, {release.unit}"
-    return Target(name, model, release.unit, size, release.clip, subject.declared, subject.bound, step)
+    return SearchTarget(name, model, release.unit, size, release.clip, subject.declared, subject.bound, step)
 
 
 def _paid(algorithm: Algorithm, broadcast: State, state: State, clients: Clients) -> tuple[Messages, Tensor]:
@@ -137,13 +139,13 @@ def _paid(algorithm: Algorithm, broadcast: State, state: State, clients: Clients
 
 
 @dataclass
-class Search:
+class AuditSearch:
     """A search under way: the worst move so far over its declaration, and where; answers that were none.
 
     `failed` counts how often a record counted as zero: once is enough.
     """
 
-    target: Target
+    target: SearchTarget
     move: float = 0.0
     where: Mapping[str, Value] = field(default_factory=dict)
     answers: list[str] = field(default_factory=list)
@@ -194,16 +196,18 @@ class Search:
         )
         x, y = each(pool.x, lambda part: part[index].to(target.device)), pool.y[index].to(target.device)
         weight = None if weight is None else weight.to(target.device)
-        clients = Whole(tuple(range(len(held))), target.model, Noiseless(), x, y, weight)
+        clients = WholeBatch(tuple(range(len(held))), target.model, Noiseless(), x, y, weight)
         self.tried += len(held)
         releases, counts = target.step(theta.to(target.device), clients)
         self.failed.update(one[0] for one, count in zip(held, counts.tolist(), strict=True) if count)
         return releases.cpu()
 
 
-def search(target: Target, declaration: Declaration, key: Key, ascents: int = STARTS) -> list[Outcome]:
+def search(
+    target: SearchTarget, declaration: Declaration, key: Key, ascents: int = STARTS
+) -> list[AuditOutcome]:
     """Look for moves and answers until one is wrong; return what was found beside what is declared."""
-    found, pool = Search(target), records(declaration, key.fold("records"))
+    found, pool = AuditSearch(target), records(declaration, key.fold("records"))
     # Twins first: whoever infers the structure of a batch from its first one sees equally long examples.
     start, twins = target.model.init(key), [[0] * target.size]
     before = found.released(start, pool, twins)
@@ -219,12 +223,12 @@ def search(target: Target, declaration: Declaration, key: Key, ascents: int = ST
     said = {"first": found.answers[0]} if found.answers else {}
     name, moved = f"search, {target.name}", found.move * target.declared
     return [
-        Outcome(name, "move", moved, target.declared, facts=facts, slack=target.slack),
-        Outcome(name, "answers", float(len(found.answers)), 0.0, facts=said),
+        AuditOutcome(name, "move", moved, target.declared, facts=facts, slack=target.slack),
+        AuditOutcome(name, "answers", float(len(found.answers)), 0.0, facts=said),
     ]
 
 
-def _places(target: Target, pool: Pool, key: Key, ascents: int) -> Iterator[tuple[str, Tensor, Pool]]:
+def _places(target: SearchTarget, pool: Pool, key: Key, ascents: int) -> Iterator[tuple[str, Tensor, Pool]]:
     """Yield broadcasts, each with records to try: the catalogue's, then where ascent leads."""
     model, first = target.model, target.model.init(key)
     for name, theta in broadcasts(model, target.bound, key):

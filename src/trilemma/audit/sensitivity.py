@@ -13,10 +13,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trilemma.audit.canaries import Examples, Pair, Whole, broadcasts, canary, canary_model, direction
-from trilemma.audit.outcomes import Outcome, Value
+from trilemma.audit.canaries import (
+    CanaryExamples,
+    Pair,
+    WholeBatch,
+    broadcasts,
+    canary,
+    canary_model,
+    direction,
+)
+from trilemma.audit.outcomes import AuditOutcome, Value
 from trilemma.audit.subject import Subject
-from trilemma.audit.trials import Reading, play
+from trilemma.audit.trials import CanaryReading, play
 from trilemma.base.keys import Key
 from trilemma.data.types import Features, each
 from trilemma.learning.protocol import State
@@ -30,7 +38,7 @@ SINGLE = 1e-5
 """How far rounding in single precision may carry a move beyond its bound, as a share of it."""
 
 
-def sensitivity(subject: Subject, pairs: Sequence[Pair], key: Key, on: str) -> Outcome:
+def sensitivity(subject: Subject, pairs: Sequence[Pair], key: Key, on: str) -> AuditOutcome:
     """Return the largest move of a release between the data sets of any pair; all are of one shape."""
     model = pairs[0].model
     kinds = broadcasts(subject.first_broadcast(model, key), subject.bound)
@@ -41,7 +49,7 @@ def sensitivity(subject: Subject, pairs: Sequence[Pair], key: Key, on: str) -> O
     for name, sent in served.items():
         heads, tails = (stacked(model, [one(pair) for pair in pairs]) for one in (_heads, _tails))
         probes = stacked(model, [pairs[0].heads] * rounds)
-        reading = Reading.of(subject.algorithm, probes, subject.release.law, sent, key)
+        reading = CanaryReading.of(subject.algorithm, probes, subject.release.law, sent, key)
         a, b = (reading.releases(play(subject.algorithm, one, sent, key)) for one in (heads, tails))
         moves = torch.linalg.vector_norm(a - b, dim=2).nan_to_num(nan=torch.inf)
         if float(moves.max()) > found:
@@ -49,21 +57,21 @@ def sensitivity(subject: Subject, pairs: Sequence[Pair], key: Key, on: str) -> O
             round_, place = divmod(int(moves.argmax()), len(pairs))
             facts = {"pair": pairs[place].name, "broadcast": name, "round": round_}
     slack = 1e-12 if reading.step is not None else SINGLE
-    return Outcome(f"sensitivity, {on}", "move", found, subject.declared, facts=facts, slack=slack)
+    return AuditOutcome(f"sensitivity, {on}", "move", found, subject.declared, facts=facts, slack=slack)
 
 
-def _heads(pair: Pair) -> Examples:
+def _heads(pair: Pair) -> CanaryExamples:
     return pair.heads
 
 
-def _tails(pair: Pair) -> Examples:
+def _tails(pair: Pair) -> CanaryExamples:
     """Return the neighbour's examples: without the canary where it is about one that comes or goes."""
     if not pair.absent:
         return pair.tails
-    return Examples(each(pair.tails.x, lambda column: column[1:]), pair.tails.y[1:])
+    return CanaryExamples(each(pair.tails.x, lambda column: column[1:]), pair.tails.y[1:])
 
 
-def stacked(model: Model, held: Sequence[Examples]) -> Whole:
+def stacked(model: Model, held: Sequence[CanaryExamples]) -> WholeBatch:
     """Return one silent client per holding; all hold equally many examples."""
 
     def column(name: str) -> Tensor:
@@ -75,7 +83,7 @@ def stacked(model: Model, held: Sequence[Examples]) -> Whole:
         if isinstance(first, Tensor)
         else {name: column(name) for name in first}
     )
-    return Whole(tuple(range(len(held))), model, Noiseless(), x, torch.stack([one.y for one in held]))
+    return WholeBatch(tuple(range(len(held))), model, Noiseless(), x, torch.stack([one.y for one in held]))
 
 
 def wild_pairs(subject: Subject, dim: int, key: Key) -> list[Pair]:
@@ -89,12 +97,12 @@ def wild_pairs(subject: Subject, dim: int, key: Key) -> list[Pair]:
     firsts |= {f"{name}, against a short one": (size * u, 1e-3 * v) for name, size in sizes.items()}
     others = [canary(release.clip * direction(dim, key.fold("other", i))) for i in range(batch)]
 
-    def held(gradient: Tensor, factor: float = 1.0) -> Examples:
+    def held(gradient: Tensor, factor: float = 1.0) -> CanaryExamples:
         first = canary(release.clip * gradient)
         chosen = [first, *others[1:]] if release.unit == "example" else [first] * batch
         x, y = (torch.stack(column) for column in zip(*chosen, strict=True))
         y[0] *= factor
-        return Examples(x, y)
+        return CanaryExamples(x, y)
 
     pairs = {name: (held(a), held(b)) for name, (a, b) in firsts.items()}
     pairs |= {
@@ -105,7 +113,7 @@ def wild_pairs(subject: Subject, dim: int, key: Key) -> list[Pair]:
     return [Pair(name, model, a, b, absent) for name, (a, b) in pairs.items()]
 
 
-def own_pairs(subject: Subject, model: Model, mine: Examples, others: Examples) -> list[Pair]:
+def own_pairs(subject: Subject, model: Model, mine: CanaryExamples, others: CanaryExamples) -> list[Pair]:
     """Return pairs on a user's own model and data: a client's examples, or one of them, changed.
 
     `mine` and `others` are equally many examples of two clients.
@@ -127,12 +135,12 @@ def own_pairs(subject: Subject, model: Model, mine: Examples, others: Examples) 
         else {name: mixed(others.x[name], column) for name, column in mine.x.items()}
     )
     other = {
-        "another's": Examples(swapped, mixed(others.y, mine.y)),
-        "another's label": Examples(mine.x, mixed(others.y, mine.y)),
-        "blank": Examples(numbers(0.0), mine.y),
-        "opposite": Examples(numbers(-1.0), mine.y),
-        "times a thousand": Examples(numbers(1e3), mine.y),
-        "times 1e30": Examples(numbers(1e30), mine.y),
+        "another's": CanaryExamples(swapped, mixed(others.y, mine.y)),
+        "another's label": CanaryExamples(mine.x, mixed(others.y, mine.y)),
+        "blank": CanaryExamples(numbers(0.0), mine.y),
+        "opposite": CanaryExamples(numbers(-1.0), mine.y),
+        "times a thousand": CanaryExamples(numbers(1e3), mine.y),
+        "times 1e30": CanaryExamples(numbers(1e30), mine.y),
     }
     absent = subject.release.adjacency == "add-remove"
     if absent:

@@ -6,7 +6,7 @@ import math
 
 from rich.table import Table
 
-from trilemma.audit.outcomes import Audit, Outcome
+from trilemma.audit.outcomes import Audit, AuditOutcome
 from trilemma.privacy import Guarantee
 
 
@@ -31,10 +31,10 @@ def audit_table(audit: Audit) -> Table:
     return table
 
 
-def row(outcome: Outcome) -> tuple[str, ...]:
+def row(outcome: AuditOutcome) -> tuple[str, ...]:
     """Return one outcome's cells.
 
-    >>> row(Outcome("bits", "ε", math.inf, 2.0))
+    >>> row(AuditOutcome("bits", "ε", math.inf, 2.0))
     ('bits', 'ε', '2', '∞', '∞', 'EXCEEDED')
     """
     ratio = outcome.ratio

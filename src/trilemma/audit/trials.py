@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from trilemma.audit.canaries import Whole
+from trilemma.audit.canaries import WholeBatch
 from trilemma.base.keys import Key
 from trilemma.learning import Algorithm, Messages
 from trilemma.learning.messages import STEPS
@@ -92,7 +92,7 @@ def play(algorithm: Algorithm, clients: Clients, broadcasts: Sequence[State], ke
 
 
 @dataclass(frozen=True)
-class Reading:
+class CanaryReading:
     """How an observer reads releases out of messages.
 
     Integers on a grid are the releases. Other messages are put through the inverse of what they do to noise
@@ -104,8 +104,8 @@ class Reading:
 
     @classmethod
     def of(
-        cls, algorithm: Algorithm, probes: Whole, law: NoiseLaw, sent: Sequence[State], key: Key
-    ) -> Reading:
+        cls, algorithm: Algorithm, probes: WholeBatch, law: NoiseLaw, sent: Sequence[State], key: Key
+    ) -> CanaryReading:
         """Find out with `probes`, one client per round, all alike: each gets an impulse in its own round."""
         codec = algorithm.message(probes.model).codec
         if isinstance(codec, GridCodec):

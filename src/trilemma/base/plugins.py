@@ -39,7 +39,7 @@ GROUPS = tuple(
 """Entry points an installed package may declare: each names a module, which registers when imported.
 
 Two groups more name objects: `trilemma.commands` (a function or a typer group, for the command line) and
-`trilemma.studies` (how the page lays out the runs of a study: `trilemma.page.studies.Layout`).
+`trilemma.studies` (how the page lays out the runs of a study: `trilemma.page.studies.StudyLayout`).
 """
 
 

@@ -13,7 +13,7 @@ from trilemma.cli.federation_status import Folder
 from trilemma.cli.output import say
 
 if TYPE_CHECKING:
-    from trilemma.federation.operations.membership import Change
+    from trilemma.federation.operations.membership import MembershipChange
     from trilemma.federation.party.layout import Party
 
 Whole = Annotated[Path, typer.Argument(help="a federation's folder, with its authority/ in it")]
@@ -222,7 +222,7 @@ def _fingerprint(identity: str) -> str:
     return " ".join(identity[place : place + 4] for place in range(0, len(identity), 4))
 
 
-def _report(change: Change, what: str) -> None:
+def _report(change: MembershipChange, what: str) -> None:
     say(f"roster {change.roster.serial}: {what}")
     for path in change.bundles:
         say(f"{path}: to be installed there: trilemma federation install FOLDER {path.name}")

@@ -20,7 +20,7 @@ from trilemma.cli.output import say
 
 if TYPE_CHECKING:
     from trilemma.report.client_events import Doings
-    from trilemma.report.federations import Account, Member, PartyStanding, RunStanding
+    from trilemma.report.federations import Account, MemberRow, PartyStanding, RunStanding
 
 console = Console()
 
@@ -170,19 +170,19 @@ def _door(door: Mapping[str, Any]) -> Table:
     return table
 
 
-def _heard(one: Member) -> str:
+def _heard(one: MemberRow) -> str:
     if one.heard is None:
         return "never"
     return f"round {one.heard}" + ("" if one.heard_at is None else f", {ago(time.time() - one.heard_at)}")
 
 
-def _now(one: Member) -> Text:
+def _now(one: MemberRow) -> Text:
     if one.joined is False:
         return Text("not in", style="red")
     return Text(one.now, style="" if one.now in ("heard", "not asked", "nothing yet") else "red")
 
 
-def _members(members: Iterable[Member]) -> Table:
+def _members(members: Iterable[MemberRow]) -> Table:
     """Lay out the clients: the seconds of their last answer and the median, how often they were not heard."""
     table = _table("client", "now", "heard in", "took (median)", "not heard", "weight (now)")
     for one in members:

@@ -31,7 +31,7 @@ from trilemma.experiment.schema import (
     ModelTable,
     PrivacyTable,
     RunTable,
-    Table,
+    SettingsTable,
 )
 from trilemma.privacy.accounting.accountants import accountants
 
@@ -256,10 +256,10 @@ CHOSEN: dict[str, tuple[str, Registry[Any]]] = {
 }
 """Tables that choose something by name: what is chosen where nothing is said, and among what."""
 
-BESIDE: dict[str, type[Table]] = {"data": DataTable, "model": ModelTable}
+BESIDE: dict[str, type[SettingsTable]] = {"data": DataTable, "model": ModelTable}
 """Keys that stand in the table of something chosen by name, whatever is chosen."""
 
-PLAIN: dict[str, type[Table]] = {
+PLAIN: dict[str, type[SettingsTable]] = {
     "federation": FederationTable,
     "aggregation": AggregationTable,
     "privacy": PrivacyTable,
@@ -297,7 +297,7 @@ def _choose(
     return None if options is None else Choice(name, options)
 
 
-def _beside(problems: list[str], tables: Tables, where: str) -> Table | None:
+def _beside(problems: list[str], tables: Tables, where: str) -> SettingsTable | None:
     """Validate the keys that stand beside the options of the thing chosen at `where`."""
     table = BESIDE[where]
     given = {key: value for key, value in tables.part(where).items() if key in table.model_fields}

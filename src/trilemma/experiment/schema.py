@@ -31,11 +31,11 @@ MOST_CLIENTS, MOST_ROUNDS, MOST_SEEDS = 10_000_000, 100_000_000, 10_000
 """What one configuration may ask for: more is a slip of the pen. A day has 86,400,000 milliseconds."""
 
 
-class Table(Options):
+class SettingsTable(Options):
     """One table of a configuration."""
 
 
-class DataTable(Table):
+class DataTable(SettingsTable):
     """`[data]`: who holds what, and what is learned from. Options of the data set stand beside these keys."""
 
     holders: Literal["honest", "all"] = Field(
@@ -77,7 +77,7 @@ class DataTable(Table):
         return f"whoever uses the model takes the mean of its own examples off them{then}"
 
 
-class ModelTable(Table):
+class ModelTable(SettingsTable):
     """`[model]`: what of the model is trained. Options of the model stand beside these keys."""
 
     train: Train = Field(
@@ -113,7 +113,7 @@ class ModelTable(Table):
 _TRAIN = 'allowed: "all", "head", a list of names, {subspace = …} or {lora = …}'
 
 
-class FederationTable(Table):
+class FederationTable(SettingsTable):
     """`[federation]`: how many clients there are and how many lie."""
 
     clients: int = Field(default=7, ge=1, le=MOST_CLIENTS, description="number of clients n")
@@ -158,7 +158,7 @@ class FederationTable(Table):
         return self
 
 
-class AggregationTable(Table):
+class AggregationTable(SettingsTable):
     """`[aggregation]`: the rule, as a chain of names."""
 
     rule: str = Field(default="mean", description='a rule or a chain, e.g. "caf" or "nnm+cwmed"')
@@ -180,7 +180,7 @@ class AggregationTable(Table):
         return self
 
 
-class PrivacyTable(Table):
+class PrivacyTable(SettingsTable):
     """`[privacy]`: who is trusted, how contributions are clipped, how much noise is added.
 
     Noise is given as a target (`epsilon`), as standard deviations (`sigma_ind`, `sigma_cor`), as a multiple
@@ -290,7 +290,7 @@ class PrivacyTable(Table):
         return self
 
 
-class EvaluationTable(Table):
+class EvaluationTable(SettingsTable):
     """`[evaluation]`: clients count right answers on examples of their own that they do not train on.
 
     Each adds its own noise, where messages have any, and pays for it in its ledger; the server takes the mean
@@ -341,7 +341,7 @@ class EvaluationTable(Table):
         return tuple(sorted({*range(every, rounds + 1, every), rounds}))
 
 
-class RunTable(Table):
+class RunTable(SettingsTable):
     """`[run]`: how long, which seeds, where."""
 
     rounds: int = Field(

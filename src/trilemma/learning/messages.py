@@ -73,23 +73,23 @@ class Length:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class MessageLengths:
     """The length of each of k messages; both attributes have shape (k,)."""
 
     scalars: Tensor
     bytes: Tensor
 
     @staticmethod
-    def of(count: int, each: Length) -> Lengths:
+    def of(count: int, each: Length) -> MessageLengths:
         """Return the lengths of `count` messages that are equally long."""
         scalars = torch.full((count,), float(each.scalars), dtype=torch.float64)
-        return Lengths(scalars, torch.full((count,), each.bytes, dtype=torch.int64))
+        return MessageLengths(scalars, torch.full((count,), each.bytes, dtype=torch.int64))
 
     @property
     def total(self) -> Length:
         """The length of all k messages together.
 
-        >>> Lengths.of(3, Length(1.5, 6)).total
+        >>> MessageLengths.of(3, Length(1.5, 6)).total
         Length(scalars=4.5, bytes=18)
         """
         return Length(float(self.scalars.sum(dtype=torch.float64)), int(self.bytes.sum()))
@@ -117,7 +117,7 @@ class Codec(Protocol):
     def longest(self) -> Length:
         """The length of the longest possible message."""
 
-    def lengths(self, parts: Parts) -> Lengths:
+    def lengths(self, parts: Parts) -> MessageLengths:
         """Return the length of each of k messages, without encoding them."""
 
     def encode(self, parts: Parts) -> bytes | bytearray:
@@ -248,10 +248,10 @@ class MessageLayout:
             for name, part in zip(self.aggregated, cut, strict=True)
         }
 
-    def lengths(self, messages: Messages) -> Lengths:
+    def lengths(self, messages: Messages) -> MessageLengths:
         """Return the length of each of k messages on the wire."""
         if self.codec is None:
-            return Lengths.of(len(messages.vectors), self.longest)
+            return MessageLengths.of(len(messages.vectors), self.longest)
         return self.codec.lengths({**self.split(messages.vectors), **messages.beside})
 
     def encode(self, messages: Messages) -> dict[str, Tensor]:

@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from trilemma.report.federations import Now
 
 
-class Answer(BaseModel):
+class AccountantLine(BaseModel):
     """Something the page is told."""
 
     model_config = ConfigDict(frozen=True)
 
 
-class Guaranteed(Answer):
+class Guaranteed(AccountantLine):
     """What a run guarantees, or why nothing: `epsilon` is None where there is no guarantee.
 
     `held` is None where others know: the text says who.
@@ -28,7 +28,7 @@ class Guaranteed(Answer):
     assumptions: list[str] = []
 
 
-class RunLine(Answer):
+class RunLine(AccountantLine):
     """A run in the list. Of a folder that cannot be read only `problem` is told."""
 
     id: str
@@ -56,7 +56,7 @@ class RunLine(Answer):
     changed: float = 0.0
 
 
-class RunList(Answer):
+class RunList(AccountantLine):
     """A part of the list of runs, newest first; `total` counts all that match the search."""
 
     runs: list[RunLine]
@@ -65,7 +65,7 @@ class RunList(Answer):
     version: int
 
 
-class Series(Answer):
+class Series(AccountantLine):
     """A quantity over rounds: mean over seeds, and one standard deviation to either side."""
 
     name: str
@@ -76,7 +76,7 @@ class Series(Answer):
     seeds: int
 
 
-class RunView(Answer):
+class RunView(AccountantLine):
     """One run: its line, its configuration as `table.key`, its curves and what must be said beside them."""
 
     line: RunLine
@@ -89,7 +89,7 @@ class RunView(Answer):
     seeds: list[int]
 
 
-class Incident(Answer):
+class Incident(AccountantLine):
     """A client that was silent or not reached, whose answer was turned away, or who was expelled."""
 
     client: int | None
@@ -98,7 +98,7 @@ class Incident(Answer):
     reason: str = ""
 
 
-class Trusted(Answer):
+class Trusted(AccountantLine):
     """A client, and its mean share in the aggregate over the rounds it was heard in."""
 
     client: int
@@ -112,7 +112,7 @@ class Trusted(Answer):
     lies: bool
 
 
-class TrustMap(Answer):
+class TrustMap(AccountantLine):
     """Clients × rounds: every client's share in the aggregate. None: not heard. A column may be rounds."""
 
     columns: list[tuple[int, int]]
@@ -125,14 +125,14 @@ class TrustMap(Answer):
     remark: str = ""
 
 
-class Difference(Answer):
+class Difference(AccountantLine):
     """A key that differs between configurations, and its value in each; empty where it is not there."""
 
     key: str
     values: list[str]
 
 
-class Differences(Answer):
+class Differences(AccountantLine):
     """What tells configurations apart."""
 
     names: list[str]
@@ -140,13 +140,13 @@ class Differences(Answer):
     same: int
 
 
-class Problem(Answer):
+class ProblemText(AccountantLine):
     """What is wrong with a question, and what is allowed."""
 
     detail: str
 
 
-class StudyLine(Answer):
+class StudyLine(AccountantLine):
     """A folder with several runs."""
 
     id: str
@@ -156,7 +156,7 @@ class StudyLine(Answer):
     paper: str = ""
 
 
-class Square(Answer):
+class StudySquare(AccountantLine):
     """A cell of a study: the worst of its finished runs, and all of them."""
 
     value: float | None = Field(description="None where no run has finished: it is compared with nothing")
@@ -168,7 +168,7 @@ class Square(Answer):
     runs: list[str]
 
 
-class StudyView(Answer):
+class StudyView(AccountantLine):
     """A study as a table: rows and columns by choice, the worst run of each cell first."""
 
     name: str
@@ -180,14 +180,14 @@ class StudyView(Answer):
     column: str
     rows: list[str]
     columns: list[str]
-    squares: list[list[Square | None]]
+    squares: list[list[StudySquare | None]]
     remark: str = ""
 
 
 Role = Literal["server", "client"]
 
 
-class PartyLine(Answer):
+class PartyLine(AccountantLine):
     """A party of a federation."""
 
     id: str
@@ -198,7 +198,7 @@ class PartyLine(Answer):
     problem: str = ""
 
 
-class Member(Answer):
+class MemberLine(AccountantLine):
     """A client as the server knows it."""
 
     client: int
@@ -217,7 +217,7 @@ class Member(Answer):
     outside: str = Field(description="why it is not in the epoch, where it is not")
 
 
-class ServerRun(Answer):
+class ServerRun(AccountantLine):
     """A run as the server has committed it."""
 
     id: str
@@ -228,10 +228,10 @@ class ServerRun(Answer):
     epoch: int | None
     score: str
     changed: float
-    members: list[Member]
+    members: list[MemberLine]
 
 
-class Spent(Answer):
+class Spent(AccountantLine):
     """A release in a client's ledger: the round, and ε of all releases up to it."""
 
     run: str
@@ -241,7 +241,7 @@ class Spent(Answer):
     threat: str
 
 
-class Account(Answer):
+class AccountLine(AccountantLine):
     """A client's own ledger, budget and log."""
 
     budget: float | None
@@ -258,14 +258,14 @@ class Account(Answer):
     problem: str = ""
 
 
-class PartyView(Answer):
+class PartyView(AccountantLine):
     """What a party's own folder tells its owner."""
 
     line: PartyLine
     address: str
     config: dict[str, str]
     runs: list[ServerRun] = []
-    account: Account | None = None
+    account: AccountLine | None = None
 
 
 def finite(value: float | None) -> float | None:

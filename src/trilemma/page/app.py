@@ -20,7 +20,7 @@ from trilemma.page.answers import (
     Differences,
     PartyLine,
     PartyView,
-    Problem,
+    ProblemText,
     RunLine,
     RunList,
     RunView,
@@ -29,8 +29,8 @@ from trilemma.page.answers import (
     TrustMap,
 )
 from trilemma.page.guard import Guard
-from trilemma.page.index import Found, Index
-from trilemma.page.plan_answers import Asked, Choices, Plan, PlanCurves, PlanSeconds
+from trilemma.page.index import Index, Watched
+from trilemma.page.plan_answers import Choices, PlanAnswer, PlanCurves, PlanQuestion, PlanSeconds
 from trilemma.page.trust import trust_map
 from trilemma.report.glance import BASELINE, Glance, simulated_records
 
@@ -56,9 +56,9 @@ PLACES: dict[Sort, Callable[[RunLine], Any]] = {
 """Where a run stands in such an order; None: after all others."""
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "The question is impossible; the text says why."},
+    400: {"model": ProblemText, "description": "The question is impossible; the text says why."},
     403: {"description": "Without the token, or under another name."},
-    404: {"model": Problem, "description": "There is no such thing among what is watched."},
+    404: {"model": ProblemText, "description": "There is no such thing among what is watched."},
 }
 """What may go wrong, for the description of the page's addresses."""
 
@@ -78,7 +78,7 @@ def make_inner(index: Index) -> FastAPI:
 
     @app.exception_handler(UserError)
     def refused(_: Request, error: UserError) -> JSONResponse:
-        return JSONResponse(Problem(detail=str(error)).model_dump(), 400)
+        return JSONResponse(ProblemText(detail=str(error)).model_dump(), 400)
 
     return app
 
@@ -152,7 +152,7 @@ def _add_runs(app: FastAPI, index: Index) -> None:
         return runs.differences([(one.title, found.config) for one, found in pairs])
 
 
-def _line(index: Index, one: Found) -> RunLine:
+def _line(index: Index, one: Watched) -> RunLine:
     found = index.glance(one)
     try:
         with readable(one.folder):
@@ -168,7 +168,7 @@ def _text(line: RunLine) -> str:
     ).lower()
 
 
-def _must(index: Index, run: str) -> tuple[Found, Glance]:
+def _must(index: Index, run: str) -> tuple[Watched, Glance]:
     one = index.get(run, "run", "deployed")
     if one is None:
         raise HTTPException(404, "there is no such run among what is watched")
@@ -185,17 +185,17 @@ def _add_planner(app: FastAPI) -> None:
         return planner.choices()
 
     @app.get("/api/plan")
-    def plan(asked: Annotated[Asked, Query()]) -> Plan:
+    def plan(asked: Annotated[PlanQuestion, Query()]) -> PlanAnswer:
         """Return what noise guarantees, or which noise a guarantee needs: `trilemma privacy`."""
         return planner.plan(asked.question(), asked.rule)
 
     @app.get("/api/plan/curves")
-    def plan_curves(asked: Annotated[Asked, Query()]) -> PlanCurves:
+    def plan_curves(asked: Annotated[PlanQuestion, Query()]) -> PlanCurves:
         """Return ε over rounds and over the noise, and the noise over the number of clients."""
         return planner.plan_curves(asked.question())
 
     @app.get("/api/plan/seconds")
-    def plan_seconds(asked: Annotated[Asked, Query()]) -> PlanSeconds:
+    def plan_seconds(asked: Annotated[PlanQuestion, Query()]) -> PlanSeconds:
         """Return what a round takes on this machine: the rule, and a client's noise."""
         return planner.plan_seconds(asked.question(), asked.rule)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from trilemma.base.errors import UserError
 from trilemma.base.files import readable
 from trilemma.federation.party.layout import Party
-from trilemma.page.answers import Account, Member, PartyLine, PartyView, Role, ServerRun, Spent
-from trilemma.page.index import Found, Index, shown
+from trilemma.page.answers import AccountLine, MemberLine, PartyLine, PartyView, Role, ServerRun, Spent
+from trilemma.page.index import Index, Watched, shown
 from trilemma.page.runs import flat
 from trilemma.privacy.ledger.lines import Entry
 from trilemma.report import federations
@@ -28,7 +28,7 @@ LOG_TAIL = 1 << 16
 """Bytes at the end of a log that are read."""
 
 
-def party_line(one: Found) -> PartyLine:
+def party_line(one: Watched) -> PartyLine:
     """Return a party's line in the list, or what is wrong with its folder."""
     role: Role = "server" if one.folder.name == "server" else "client"
     try:
@@ -41,7 +41,7 @@ def party_line(one: Found) -> PartyLine:
     return PartyLine(id=one.id, name=one.name, role=role, federation=name, clients=clients)
 
 
-def party_view(one: Found, index: Index) -> PartyView:
+def party_view(one: Watched, index: Index) -> PartyView:
     """Return what a party's folder tells its owner."""
     with readable(one.folder):
         party = Party.open(one.folder)
@@ -54,7 +54,7 @@ def party_view(one: Found, index: Index) -> PartyView:
         return PartyView(line=line, address=address, config=config, runs=runs)
 
 
-def _server_run(server: Party, run: Found, index: Index) -> ServerRun | None:
+def _server_run(server: Party, run: Watched, index: Index) -> ServerRun | None:
     found = index.glance(run)
     if isinstance(found, UserError):
         return None
@@ -80,8 +80,8 @@ def _score(found: Glance) -> str:
     return f"{name} {shown_score(name, found.summary)}"
 
 
-def _member(one: federations.Member) -> Member:
-    return Member(
+def _member(one: federations.MemberRow) -> MemberLine:
+    return MemberLine(
         client=one.client,
         heard=one.heard,
         absent=one.absent,
@@ -99,11 +99,11 @@ def _member(one: federations.Member) -> Member:
     )
 
 
-def _account(party: Party) -> Account:
+def _account(party: Party) -> AccountLine:
     """Return a client's ledger, budget and refusals; what cannot be read is said."""
     found = federations.account(party)
     budget, statement = found.budget, found.statement
-    return Account(
+    return AccountLine(
         budget=None if budget is None else budget.epsilon,
         delta=None if budget is None else budget.delta,
         unit="" if budget is None else budget.unit,

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trilemma.page.answers import Answer
+from trilemma.page.answers import AccountantLine
 from trilemma.report.privacy_question import Question
 
 
-class Asked(BaseModel):
+class PlanQuestion(BaseModel):
     """A question to the planner: options of `trilemma privacy`, within what is answered in a moment."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -42,7 +42,7 @@ class Asked(BaseModel):
         return Question(**self.model_dump(exclude={"rule"}))
 
 
-class Figure(Answer):
+class Figure(AccountantLine):
     """ε or δ by one accountant, and what it assumes."""
 
     accountant: str
@@ -50,7 +50,7 @@ class Figure(Answer):
     assumes: str
 
 
-class Plan(Answer):
+class PlanAnswer(AccountantLine):
     """The planner's answer. `record` is what `trilemma privacy --json` prints for the same question."""
 
     asked: Literal["epsilon", "delta"]
@@ -78,14 +78,14 @@ class Plan(Answer):
     record: dict[str, Any]
 
 
-class PlanSeconds(Answer):
+class PlanSeconds(AccountantLine):
     """What a round takes on this machine, training apart; None where it is not timed."""
 
     rule: float | None = Field(description="the server's pass over all messages")
     noise: float | None = Field(description="one client's noise")
 
 
-class PlanCurve(Answer):
+class PlanCurve(AccountantLine):
     """One curve of the planner."""
 
     name: str
@@ -93,7 +93,7 @@ class PlanCurve(Answer):
     y: list[float | None]
 
 
-class PlanCurves(Answer):
+class PlanCurves(AccountantLine):
     """ε over rounds by accountant, ε over the noise, and the noise that the same ε takes over n."""
 
     over_rounds: list[PlanCurve]
@@ -102,7 +102,7 @@ class PlanCurves(Answer):
     epsilon: float | None
 
 
-class Choices(Answer):
+class Choices(AccountantLine):
     """What the planner's controls offer."""
 
     threats: dict[str, str]

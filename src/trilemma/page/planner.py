@@ -18,7 +18,7 @@ from trilemma import experiment as config
 from trilemma.base.errors import UserError
 from trilemma.learning.defences.evidence import hidden_shift
 from trilemma.page.answers import finite
-from trilemma.page.plan_answers import Choices, Figure, Plan, PlanCurve, PlanCurves, PlanSeconds
+from trilemma.page.plan_answers import Choices, Figure, PlanAnswer, PlanCurve, PlanCurves, PlanSeconds
 from trilemma.privacy import NoiseLaw, mean_noise
 from trilemma.privacy.accounting import calculator
 from trilemma.privacy.accounting.accountants import accountants
@@ -59,7 +59,7 @@ def choices() -> Choices:
 
 
 @lru_cache(maxsize=256)
-def plan(question: Question, rule: str) -> Plan:
+def plan(question: Question, rule: str) -> PlanAnswer:
     """Answer a question; a setting that is impossible raises the command's own error."""
     if question.neighbours is not None and question.clients > MOST_ON_A_GRAPH:
         raise UserError(
@@ -74,7 +74,7 @@ def plan(question: Question, rule: str) -> Plan:
     kappa, criterion, problem = _robustness(rule, question)
     hidden, nothing_hides = _hidden(question, law)
     toml, wrong = _toml(question, law, rule)
-    return Plan(
+    return PlanAnswer(
         asked=asked,
         figures=[
             Figure(accountant=name, value=value, assumes=accountants[name].assumes)

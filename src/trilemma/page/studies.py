@@ -1,6 +1,6 @@
 """Many runs as a table: rows and columns are keys they differ in, the worst run of a cell stands first.
 
-A folder of runs that an installed package knows is laid out as that package has it (`Layout`).
+A folder of runs that an installed package knows is laid out as that package has it (`StudyLayout`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 
 from trilemma.base.errors import UserError
 from trilemma.base.plugins import offered
-from trilemma.page.answers import Square, StudyLine, StudyView
-from trilemma.page.index import Found, Index
+from trilemma.page.answers import StudyLine, StudySquare, StudyView
+from trilemma.page.index import Index, Watched
 from trilemma.page.runs import flat
 from trilemma.report.glance import Glance
 from trilemma.report.tables import shown as shown_score
@@ -25,7 +25,7 @@ UNTOLD = frozenset({"run.device", "run.log", "plugins"})
 
 
 @dataclass(frozen=True)
-class Point:
+class StudyPoint:
     """A run of a study: its configuration as text, and where it stands."""
 
     id: str
@@ -35,18 +35,18 @@ class Point:
     found: Glance
 
 
-class Layout(Protocol):
+class StudyLayout(Protocol):
     """How runs of a known study are laid out: what an installed package offers in `trilemma.studies`."""
 
     def paper(self, study: str) -> str:
         """Return the study that a folder of this name holds; "": none that is known."""
 
-    def table(self, study: str, points: Sequence[Point], remark: str) -> StudyView | None:
+    def table(self, study: str, points: Sequence[StudyPoint], remark: str) -> StudyView | None:
         """Return the runs laid out as the paper does; None where none of them is the paper's."""
 
 
 @cache
-def layouts() -> list[Layout]:
+def layouts() -> list[StudyLayout]:
     """Return the layouts of installed packages."""
     return [point.load() for point in offered("studies").values()]
 
@@ -72,7 +72,7 @@ def view(index: Index, study: str, row: str, column: str, score: str) -> StudyVi
     if len(runs) < 2:
         return None
     points = [
-        Point(one.id, one.name, PurePosixPath(one.name), flat(found.config), found)
+        StudyPoint(one.id, one.name, PurePosixPath(one.name), flat(found.config), found)
         for one in runs
         if not isinstance(found := index.glance(one), UserError)
     ]
@@ -85,9 +85,9 @@ def view(index: Index, study: str, row: str, column: str, score: str) -> StudyVi
     return _table(study, points, row, column, score, remark)
 
 
-def _groups(index: Index) -> dict[str, list[Found]]:
+def _groups(index: Index) -> dict[str, list[Watched]]:
     """Return the runs below each watched folder, and below the folders up to two below it, by name."""
-    groups: dict[str, list[Found]] = {}
+    groups: dict[str, list[Watched]] = {}
     for one in index.all("run"):
         parts = PurePosixPath(one.name).parts
         for depth in range(1, min(len(parts), 4)):
@@ -95,14 +95,16 @@ def _groups(index: Index) -> dict[str, list[Found]]:
     return dict(sorted(groups.items()))
 
 
-def keys_of(points: Sequence[Point]) -> list[str]:
+def keys_of(points: Sequence[StudyPoint]) -> list[str]:
     """Return the keys in which the runs differ, those with the most values first."""
     every = dict.fromkeys(key for point in points for key in point.config if key not in UNTOLD)
     count = {key: len({point.config.get(key, "") for point in points}) for key in every}
     return sorted((key for key in every if count[key] > 1), key=lambda key: -count[key])
 
 
-def _table(study: str, points: Sequence[Point], row: str, column: str, score: str, remark: str) -> StudyView:
+def _table(
+    study: str, points: Sequence[StudyPoint], row: str, column: str, score: str, remark: str
+) -> StudyView:
     """Lay a score of runs out by two keys: those asked for, or else the usual ones."""
     keys = keys_of(points)
     scores = dict.fromkeys(name for point in points for name in point.found.summary.metrics)
@@ -112,7 +114,7 @@ def _table(study: str, points: Sequence[Point], row: str, column: str, score: st
     column = column if column in others else _usual(PREFERRED_COLUMNS, others)
     rows = _values(points, row)
     columns = _values(points, column)
-    cells: dict[tuple[str, str], list[Point]] = {}
+    cells: dict[tuple[str, str], list[StudyPoint]] = {}
     for point in points:
         cells.setdefault((point.config.get(row, ""), point.config.get(column, "")), []).append(point)
     squares = [[square(cells.get((r, c), []), score) for c in columns] for r in rows]
@@ -141,7 +143,7 @@ PREFERRED_COLUMNS = ("attack.name", "privacy.epsilon", "privacy.noise_multiplier
 """What rows and columns are where nobody chose, if the runs differ in it."""
 
 
-def _values(points: Sequence[Point], key: str) -> list[str]:
+def _values(points: Sequence[StudyPoint], key: str) -> list[str]:
     values = {point.config.get(key, "") for point in points}
     return sorted(values, key=_in_order)
 
@@ -153,7 +155,9 @@ def _in_order(text: str) -> tuple[int, float, str]:
         return (1, 0.0, text)
 
 
-def square(points: Sequence[Point], score: str, printed: str = "", verdict: str = "") -> Square | None:
+def square(
+    points: Sequence[StudyPoint], score: str, printed: str = "", verdict: str = ""
+) -> StudySquare | None:
     """Return a cell: the worst of its runs decides."""
     if not points:
         return None
@@ -163,10 +167,10 @@ def square(points: Sequence[Point], score: str, printed: str = "", verdict: str 
     if not scored:
         ids = [point.id for point in points]
         sign = "*" if finished else "not finished"
-        return Square(value=None, shown=sign, printed=printed, unfinished=left, worst=ids[0], runs=ids)
+        return StudySquare(value=None, shown=sign, printed=printed, unfinished=left, worst=ids[0], runs=ids)
     ordered = sorted(scored, key=lambda pair: pair[0], reverse=score in LOWER_IS_BETTER)
     value, worst = ordered[0]
-    return Square(
+    return StudySquare(
         value=value,
         shown=shown_score(score, worst.found.summary),
         printed=printed,
@@ -177,6 +181,6 @@ def square(points: Sequence[Point], score: str, printed: str = "", verdict: str 
     )
 
 
-def _mean(point: Point, score: str) -> float | None:
+def _mean(point: StudyPoint, score: str) -> float | None:
     summary = point.found.summary
     return summary.spread(score).mean if score == "loss" or score in summary.metrics else None

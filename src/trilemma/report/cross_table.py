@@ -20,7 +20,7 @@ from trilemma.task.metrics import LOWER_IS_BETTER
 
 
 @dataclass(frozen=True)
-class Square:
+class TableSquare:
     """What stands where a row and a column meet: over `seeds`, of `cells` that share the place.
 
     `mean` is None where every seed diverged.
@@ -36,7 +36,7 @@ class Square:
 class Cross:
     """A metric by the values of two keys; `columns` is None where there is one key only.
 
-    >>> squares = {("caf", "sf"): Square(0.9, 0.01, 3, 1), ("mean", "ipm"): Square(0.4, 0.0, 3, 1)}
+    >>> squares = {("caf", "sf"): TableSquare(0.9, 0.01, 3, 1), ("mean", "ipm"): TableSquare(0.4, 0.0, 3, 1)}
     >>> cross = Cross("aggregation.rule", "attack.name", "mean", "accuracy", squares)
     >>> print(cross.table().markdown())
     **mean accuracy %**
@@ -51,7 +51,7 @@ class Cross:
     columns: str | None
     value: str
     metric: str
-    squares: Mapping[tuple[str, str], Square]
+    squares: Mapping[tuple[str, str], TableSquare]
     remarks: tuple[str, ...] = ()
 
     @property
@@ -151,5 +151,5 @@ class Cross:
         return save_picture(figure, Path(path))
 
 
-def _mean(square: Square | None) -> float:
+def _mean(square: TableSquare | None) -> float:
     return np.nan if square is None or square.mean is None else square.mean

@@ -43,7 +43,7 @@ LATEST = 300
 
 
 @dataclass(frozen=True)
-class Member:
+class MemberRow:
     """A client as the server's records have it.
 
     `heard` is the last round in which its answer counted, `reason` why one was last turned away, or did not
@@ -84,7 +84,7 @@ class RunStanding:
     epoch: int | None
     changed: float
     scores: Mapping[int, Mapping[str, float | None]]
-    members: tuple[Member, ...]
+    members: tuple[MemberRow, ...]
 
 
 @dataclass(frozen=True)
@@ -260,13 +260,13 @@ def run_standing(server: Party, run: Path) -> RunStanding:
     )
 
 
-def members_of(server: Party, run: str, clients: int, records: Sequence[Record]) -> list[Member]:
+def members_of(server: Party, run: str, clients: int, records: Sequence[Record]) -> list[MemberRow]:
     """Return the clients as the server's records of a run and its events have them."""
     told = [one for one in read_events(events_file(server.running)) if one.get("run") == run]
     return with_events(members(clients, records, server.federation.timing), told)
 
 
-def members(clients: int, records: Sequence[Record], timing: Timing | None = None) -> list[Member]:
+def members(clients: int, records: Sequence[Record], timing: Timing | None = None) -> list[MemberRow]:
     """Return the clients as the server's records have them, in their order.
 
     >>> [one.now for one in members(3, [Record(1, weights={0: 1.0, 1: 0.0}, absent=(1,))])]
@@ -286,7 +286,7 @@ def members(clients: int, records: Sequence[Record], timing: Timing | None = Non
     out = Waiting.of(timing.slow_times, timing.slow_rounds, records).out
     newest = records[-1] if records else None
     return [
-        Member(
+        MemberRow(
             client=client,
             heard=heard.get(client),
             absent=trust[client].absent,
@@ -306,7 +306,7 @@ def members(clients: int, records: Sequence[Record], timing: Timing | None = Non
     ]
 
 
-def with_events(found: Sequence[Member], told: Sequence[Mapping[str, Any]]) -> list[Member]:
+def with_events(found: Sequence[MemberRow], told: Sequence[Mapping[str, Any]]) -> list[MemberRow]:
     """Return the clients with what the server's events of a run say: who joined, and when who was heard.
 
     >>> told = [{"event": "epoch-called", "epoch": 0}]

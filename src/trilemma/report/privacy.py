@@ -12,7 +12,7 @@ from rich.table import Table
 
 from trilemma.base.records import Summary
 from trilemma.privacy import NoGuarantee, Plan, Verdict, multiplier, objections, read_verdict
-from trilemma.privacy.accounting.calculator import Calibration, Finding, Picture
+from trilemma.privacy.accounting.calculator import Calibration, PrivacyCurves, Solution
 from trilemma.report.picture_files import save_picture
 
 
@@ -23,7 +23,7 @@ def verdict_of(summary: Summary) -> Verdict:
     return read_verdict(summary.verdict)
 
 
-def finding_record(finding: Finding) -> dict[str, Any]:
+def finding_record(finding: Solution) -> dict[str, Any]:
     """Return the finding as plain values: ε or δ, whichever was given, before the one that was found.
 
     A figure that is no guarantee stands under `printed`, with the reasons, and not under its own name.
@@ -110,7 +110,7 @@ def _plan_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def plot_privacy(shown: Picture, path: Path) -> Path:
+def plot_privacy(shown: PrivacyCurves, path: Path) -> Path:
     """Draw ε after each round by accountant, and beside it the noise in the honest mean by threat model."""
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
 

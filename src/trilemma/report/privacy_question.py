@@ -55,7 +55,7 @@ class Question:
         return record if self.calibration is None else record | calibration_record(self.calibration, self.dim)
 
     @cached_property
-    def finding(self) -> calculator.Finding:
+    def finding(self) -> calculator.Solution:
         """What is guaranteed: by the given noise, or by the least noise that was asked for."""
         law = self.law
         if self.calibration is not None:

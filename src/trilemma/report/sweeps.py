@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from trilemma.base.errors import UserError, nearest
 from trilemma.base.records import Spread, Summary
 from trilemma.experiment.sweep import ABSENT, leaves, value_at, worded
-from trilemma.report.cross_table import Cross, Square
+from trilemma.report.cross_table import Cross, TableSquare
 from trilemma.report.loading import load_cell
 from trilemma.report.result import Result
 from trilemma.report.tables import tightest_epsilon
@@ -146,7 +146,7 @@ def load_sweep(directory: Path | str) -> SweepResult:
     return SweepResult(folder, done, values, left, {n: f for n, f in failed.items() if n not in done})
 
 
-def _square(found: list[Summary], value: Value, metric: str) -> Square:
+def _square(found: list[Summary], value: Value, metric: str) -> TableSquare:
     """Sum up the cells that share a row and a column."""
     spreads = [one.spread(metric) for one in found if metric == "loss" or metric in one.metrics]
     if value == "mean" or not spreads:
@@ -157,7 +157,7 @@ def _square(found: list[Summary], value: Value, metric: str) -> Square:
         sign = 1 if largest else -1  # the largest is looked for, or the smallest
         diverged = math.inf if value == "worst" else -math.inf  # worst of all, whatever the metric
         whole = max(spreads, key=lambda one: diverged if one.mean is None else sign * one.mean)
-    return Square(whole.mean, whole.std, len(whole.per_seed), len(found))
+    return TableSquare(whole.mean, whole.std, len(whole.per_seed), len(found))
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trilemma import models
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
-from trilemma.data.own.columns import Place, read_column
+from trilemma.data.own.columns import ColumnPlace, read_column
 from trilemma.data.own.table_files import is_table, read_table
 from trilemma.data.types import Features
 from trilemma.experiment import Inputs
@@ -106,7 +106,7 @@ class Trained:
 
     def _features(self, x: Any) -> Features:
         """Read examples without targets."""
-        place = Place("the examples")
+        place = ColumnPlace("the examples")
         if not is_table(x) and not isinstance(x, Mapping):
             return read_column(x, place, "").dense(None, 0)
         table = read_table(x) if is_table(x) else x

@@ -16,16 +16,16 @@ from trilemma.simulate.experiment import Experiment, SimulatedClients, assemble,
 from trilemma.simulate.observers import Everyone, Observer, figures
 from trilemma.simulate.ranks import Ranks, joined, left
 from trilemma.simulate.runner import resume, run, run_or_resume, without_liars
-from trilemma.simulate.sweep import Outcome, Watcher, finished, run_cells
+from trilemma.simulate.sweep import CellOutcome, Watcher, finished, run_cells
 
 __all__ = [
+    "CellOutcome",
     "Diverged",
     "Evaluation",
     "Everyone",
     "Experiment",
     "Fairness",
     "Observer",
-    "Outcome",
     "Progress",
     "Ranks",
     "Record",

@@ -24,14 +24,14 @@ from trilemma.base.records import Record
 from trilemma.base.stopwatch import Stopwatch
 from trilemma.learning import ClientStep, MessageLayout, Messages
 from trilemma.learning.defences.rehearsal import Rehearsal
-from trilemma.learning.messages import Length, Lengths
+from trilemma.learning.messages import Length, MessageLengths
 from trilemma.learning.protocol import State
 from trilemma.learning.steps import total
 from trilemma.learning.steps.own_scores import OwnScores, right_shares
 from trilemma.learning.steps.rounds import returned_model
 from trilemma.learning.steps.total import all_finite
 from trilemma.simulate.experiment import Experiment
-from trilemma.simulate.shelf import Collector, Rows
+from trilemma.simulate.shelf import ClientRows, Collector
 
 
 class Diverged(ArithmeticError):
@@ -79,7 +79,7 @@ class Moment:
 def start(experiment: Experiment) -> Progress:
     """Return the progress before the first round."""
     ids, init = experiment.clients.ids, experiment.resolved.algorithm.init
-    held = Rows(experiment.shelf, len(ids))
+    held = ClientRows(experiment.shelf, len(ids))
     for part in experiment.parts(ids):
         beginning = init(experiment.clients.model, part, experiment.key.fold("init"))
         held.add(_to(beginning.clients, experiment.device), len(part))
@@ -245,7 +245,7 @@ def _received(
         stack.index_copy_(0, lies.nonzero().flatten(), crafted.messages)
     else:
         stack = torch.cat([honest.vectors, crafted.messages]) if last else view.stack(crafted.messages)
-    length = layout.lengths(honest).total + Lengths.of(len(liars), layout.longest).total
+    length = layout.lengths(honest).total + MessageLengths.of(len(liars), layout.longest).total
     return _Received(Messages(stack, question=sent.question), length, crafted.strength)
 
 

@@ -31,10 +31,10 @@ from trilemma.learning.steps.tuning import (
 )
 from trilemma.models.engines.precision import products
 from trilemma.models.types import Model
-from trilemma.privacy.accounting.accountants import Answer
+from trilemma.privacy.accounting.accountants import AccountantAnswer
 from trilemma.privacy.types import NoiseSource
 from trilemma.simulate.ranks import Ranks
-from trilemma.simulate.shelf import Shelf
+from trilemma.simulate.shelf import StateShelf
 from trilemma.task import Learner, Task
 
 
@@ -95,7 +95,7 @@ class Experiment:
     learner: Learner | None = None
     ranks: Ranks | None = None
     """The processes that share this run; `clients` are then those of this process. None: only this one."""
-    shelf: Shelf = field(default_factory=Shelf)
+    shelf: StateShelf = field(default_factory=StateShelf)
     """Where the clients' state and messages are kept: in memory or on disk."""
     root: SimulatedClients | None = None
     """The server's public examples, as a client without noise; None: it has none."""
@@ -123,14 +123,14 @@ class Experiment:
         return tuple(i for i in range(self.config.federation.clients) if i not in self.byzantine)
 
     @cached_property
-    def spending(self) -> Answer[np.ndarray]:
+    def spending(self) -> AccountantAnswer[np.ndarray]:
         """ε after each round (T,) and the accountant's name; infinite and "" without a guarantee."""
         return self._spending(self.resolved)
 
-    def _spending(self, resolved: Resolved) -> Answer[np.ndarray]:
+    def _spending(self, resolved: Resolved) -> AccountantAnswer[np.ndarray]:
         rounds, release, threat = self.config.run.rounds, resolved.release, resolved.threat
         if release is None or threat is None or not resolved.certified:
-            return Answer(np.full(rounds, np.inf), "")
+            return AccountantAnswer(np.full(rounds, np.inf), "")
         beside = None if resolved.own_scores is None else resolved.beside
         return privacy.certified_curve(release, threat, rounds, self.config.privacy.delta, beside=beside)
 
@@ -138,7 +138,7 @@ class Experiment:
         """Return ε after a round in which `members` clients shared secrets; no earlier round had fewer."""
         return float(self.spending_among(members).figure[round_])
 
-    def spending_among(self, members: int) -> Answer[np.ndarray]:
+    def spending_among(self, members: int) -> AccountantAnswer[np.ndarray]:
         """`spending` where at times only so many `members` shared secrets."""
         left = self.resolved.among(members)
         return self.spending if left is self.resolved else self._spending(left)

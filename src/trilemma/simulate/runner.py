@@ -27,7 +27,7 @@ from trilemma.simulate.ranks import Ranks
 from trilemma.simulate.rehearsal import verify
 from trilemma.simulate.room import check_room, said_where_memory_ends
 from trilemma.simulate.shards import own_progress, shared_out, whole_progress
-from trilemma.simulate.shelf import Shelf
+from trilemma.simulate.shelf import StateShelf
 from trilemma.task import Task
 
 
@@ -128,7 +128,7 @@ def _run(directory: RunDirectory, observer: Observer, task: Task | None, ranks: 
             folder = directory.seed(seed)
             experiment = _assembled(directory.config, seed, task, ranks)
             if directory.config.run.state == "disk":
-                experiment = replace(experiment, shelf=Shelf(folder.path))
+                experiment = replace(experiment, shelf=StateShelf(folder.path))
             try:
                 results[seed] = _run_seed(experiment, folder, observer)
             except engine.Diverged as stop:

@@ -23,7 +23,7 @@ from trilemma.storage import mapped
 
 
 @dataclass(frozen=True)
-class Shelf:
+class StateShelf:
     """Allocates tensors for all clients: in memory (`folder` None), or mapped from files in `folder`."""
 
     folder: Path | None = None
@@ -40,7 +40,7 @@ class Shelf:
     def empty(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return an uninitialised tensor of this shape and of the type of `like`.
 
-        >>> Shelf().empty((3, 2), torch.ones(1)).shape
+        >>> StateShelf().empty((3, 2), torch.ones(1)).shape
         torch.Size([3, 2])
         """
         if self.folder is None or not like.is_floating_point():
@@ -51,7 +51,7 @@ class Shelf:
         """Return `messages.rows(rows)`; if tensors are on disk, the copy is on disk too."""
         if self.folder is None or not rows or side_by_side(rows) is not None:
             return messages.rows(rows)
-        copies = Rows(self, len(rows))
+        copies = ClientRows(self, len(rows))
         parts = {**messages.beside, _VECTORS: messages.vectors}
         for row in rows:
             copies.add({name: part[row : row + 1] for name, part in parts.items()}, 1)
@@ -60,10 +60,10 @@ class Shelf:
         return replace(messages, vectors=vectors, beside=copies.kept, senders=senders)
 
 
-class Rows:
+class ClientRows:
     """Named tensors for all clients, filled with a few clients' rows at a time."""
 
-    def __init__(self, shelf: Shelf, clients: int) -> None:
+    def __init__(self, shelf: StateShelf, clients: int) -> None:
         self._shelf, self._clients, self._filled = shelf, clients, 0
         self.kept: dict[str, Tensor] = {}
 
@@ -79,8 +79,8 @@ class Rows:
 class Collector:
     """Joins the steps of several groups of clients into one, with state and messages on a shelf."""
 
-    def __init__(self, shelf: Shelf, clients: int) -> None:
-        self._state, self._sent = Rows(shelf, clients), Rows(shelf, clients)
+    def __init__(self, shelf: StateShelf, clients: int) -> None:
+        self._state, self._sent = ClientRows(shelf, clients), ClientRows(shelf, clients)
         self._steps: list[tuple[Parts, Mapping[str, Any]]] = []
         self._same = ""
 

@@ -17,7 +17,7 @@ from trilemma.federation.carriers.grpc import client as carrier
 from trilemma.federation.carriers.grpc import frames, transfers
 from trilemma.federation.carriers.grpc.frames import PIECE_BYTES, BadFrameError
 from trilemma.federation.carriers.grpc.outbox import Outbox
-from trilemma.federation.carriers.grpc.transfers import Described, Incoming, Outgoing
+from trilemma.federation.carriers.grpc.transfers import DescribedBlock, Incoming, Outgoing
 from trilemma.federation.protocol.reasons import Reason, Refused
 from trilemma.federation.protocol.transport import FIRST_NODE
 
@@ -36,7 +36,7 @@ def test_pieces_in_any_order_and_number_give_the_block_or_nothing(tmp_path_facto
     block = data.draw(st.binary(min_size=1, max_size=5 * small))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfers, "PIECE_BYTES", small)
-        described = Described.of(block)
+        described = DescribedBlock.of(block)
         incoming = Incoming(described.length, described.digest, path)
         for place in data.draw(st.lists(st.integers(0, described.pieces), max_size=30)):
             crash = data.draw(st.integers(0, 9))
@@ -88,7 +88,7 @@ def test_an_answer_goes_on_where_it_stopped_when_the_server_dies(keys, monkeypat
     assert (0 in places) == damaged
 
 
-BLOCK = Described.of(bytes(3 * PIECE_BYTES))
+BLOCK = DescribedBlock.of(bytes(3 * PIECE_BYTES))
 
 
 def begun(name, length, digest, content=b""):
@@ -151,7 +151,7 @@ def test_who_says_the_same_again_and_again_is_shown_out(keys, kind):
 
 def test_an_answer_that_is_looked_at_stays_as_it_is(keys):
     """Who has a file mapped dies where it is cut off: what is announced later is another file."""
-    block = Described.of(os.urandom(LONG))
+    block = DescribedBlock.of(os.urandom(LONG))
     with open_server(keys) as server, by_hand(keys, server.port, 0) as (put, got):
         there(server, 0)
 
@@ -190,5 +190,5 @@ def test_what_nobody_waits_for_any_more_leaves_room(seconds):
     complaint = pytest.raises(BadFrameError, match="questions open")
     with complaint if seconds else contextlib.nullcontext():
         for number in range(carrier.MOST + 1):
-            question = Outgoing(bytes([number] * 16), Described.of(b"work"), lifetime=seconds)
+            question = Outgoing(bytes([number] * 16), DescribedBlock.of(b"work"), lifetime=seconds)
             one._take(Outbox(), frames.decode(question.begin()))

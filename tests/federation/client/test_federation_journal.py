@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trilemma.federation.client.journal import Again, Entry, Fresh, Journal, what_to_do
+from trilemma.federation.client.journal import Again, Fresh, Journal, JournalEntry, what_to_do
 from trilemma.federation.protocol import kinds
 from trilemma.federation.protocol.reasons import Reason, Refused
 
 BEFORE, AFTER = {"m": torch.zeros(1, 2)}, {"m": torch.ones(1, 2)}
 SENT = {"vector": torch.arange(2.0)}
-ENTRY = Entry("run", 3, 10, "digest", SENT, BEFORE, AFTER)
+ENTRY = JournalEntry("run", 3, 10, "digest", SENT, BEFORE, AFTER)
 
 
 def ask(epoch: int, round_: int, heard: int = 10) -> kinds.Ask:
@@ -79,5 +79,5 @@ def test_a_journal_that_cannot_be_written_means_no_answer(tmp_path, monkeypatch)
     journal.write(ENTRY)
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        journal.write(Entry("run", 3, 11, "x", SENT, BEFORE, AFTER))
+        journal.write(JournalEntry("run", 3, 11, "x", SENT, BEFORE, AFTER))
     assert journal.last().round == 10

@@ -16,7 +16,7 @@ import torch
 from trilemma.federation.party.layout import Party
 from trilemma.federation.processes import party_process
 from trilemma.federation.protocol import kinds, wire
-from trilemma.federation.protocol.expulsions import Expulsion
+from trilemma.federation.protocol.expulsions import AnnouncedExpulsion
 from trilemma.federation.protocol.transport import Transport
 from trilemma.federation.protocol.wire import digest
 from trilemma.federation.server import server
@@ -97,7 +97,7 @@ def lies(server: Malicious) -> None:
     server.ask("minus nothing", 0, 2, torch.full((DIM,), -0.0), everybody)
     server.ask("nothing", 0, 2, model, everybody)
     server.tell("gibberish", dict.fromkeys(everybody, b"\xff" * 1000))
-    away = Expulsion(client=0, round=1, test="length", statistic=9.0, threshold=7.5)
+    away = AnnouncedExpulsion(client=0, round=1, test="length", statistic=9.0, threshold=7.5)
     server.hello("an expulsion", 1, everybody[1:], [away])
     server.open(1, everybody)
     server.ask("an older epoch", 0, 3, model, everybody)

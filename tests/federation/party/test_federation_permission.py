@@ -26,7 +26,7 @@ from trilemma.federation.party.permission import Permission
 from trilemma.federation.party.public_facts import Federation
 from trilemma.federation.party.task import load_task
 from trilemma.federation.protocol import kinds, wire
-from trilemma.federation.protocol.epochs import Stopped
+from trilemma.federation.protocol.epochs import EpochsStopped
 from trilemma.federation.protocol.reasons import Reason, Refused
 from trilemma.privacy.secrets import Identity
 
@@ -62,7 +62,7 @@ def command(*arguments: object) -> str:
 def test_nothing_is_allowed_by_default_and_nothing_is_left_behind(parties):
     """The server says of each why it did not join."""
     runner, said = coordinator(parties, Direct(parties, gone={3}))
-    with pytest.raises(Stopped, match="0 of 5 clients joined epoch 0") as stopped:
+    with pytest.raises(EpochsStopped, match="0 of 5 clients joined epoch 0") as stopped:
         runner.go()
     why = "clients 0 to 2, 4: allowed: the client's owner has not allowed this run (yet)"
     assert str(stopped.value).endswith(f"{why}; client 3: not connected")
@@ -168,7 +168,7 @@ def test_a_second_run_knows_what_the_first_has_spent(tmp_path):
     coordinator(parties, Direct(parties), "first")[0].go()
     before = parties[1].ledger.read_bytes()
     runner, said = coordinator(parties, Direct(parties), "second")
-    with pytest.raises(Stopped, match="0 of 5 clients joined"):
+    with pytest.raises(EpochsStopped, match="0 of 5 clients joined"):
         runner.go()
     assert any("reach: the client's budget does not reach to the run's end" in line for line in said)
     assert parties[1].ledger.read_bytes() == before
@@ -285,7 +285,7 @@ def test_a_server_does_not_fill_the_disk_with_epochs(parties):
 
 def test_joined_runs_that_came_to_nothing_are_forgotten_some_day(tmp_path, monkeypatch):
     monkeypatch.setattr(joined, "KEPT", 3)
-    log = joined.Joined(tmp_path / "joined", tmp_path / "runs")
+    log = joined.JoinedEpochs(tmp_path / "joined", tmp_path / "runs")
     (tmp_path / "runs" / "run-1").mkdir(parents=True)
     for number in range(9):
         log.claim(f"run-{number}", 7)
@@ -296,7 +296,7 @@ def test_joined_runs_that_came_to_nothing_are_forgotten_some_day(tmp_path, monke
 
 
 def test_a_line_that_a_disk_changed_is_none(tmp_path):
-    log = joined.Joined(tmp_path / "joined", tmp_path / "runs")
+    log = joined.JoinedEpochs(tmp_path / "joined", tmp_path / "runs")
     log.claim("monday", 4)
     log.path.write_bytes(log.path.read_bytes().replace(b" 4 monday", b" 9 monday"))
     log.claim("monday", 5)

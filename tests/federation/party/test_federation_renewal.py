@@ -30,7 +30,7 @@ from trilemma.federation.party import public_facts, requests
 from trilemma.federation.party.adoption import adopt, strangers
 from trilemma.federation.party.bundles import Bundle
 from trilemma.federation.party.layout import Party, parties
-from trilemma.federation.party.requests import Keys, Request, make_request
+from trilemma.federation.party.requests import Request, RequestKeys, make_request
 from trilemma.federation.protocol.reasons import Refused
 from trilemma.privacy.ledger.lines import read_entries
 from trilemma.privacy.ledger.statement import read_statement
@@ -278,15 +278,19 @@ def handed(tmp_path_factory):
 def test_keys_and_names_of_others_are_refused(pilot, asking, tmp_path):
     """Every way to come in under somebody else's key or name, with proofs that are right in themselves."""
     member = parties(pilot)[2]
-    theirs = requests.request_for(Keys(member.identity.parent), "twin")
+    theirs = requests.request_for(RequestKeys(member.identity.parent), "twin")
     (tmp_path / "twin.json").write_text(theirs)
     refused(pilot, "is, or was, client 1's", "add-client", pilot, tmp_path / "twin.json")
     assert "client 4 (alice) is on it" in command("add-client", pilot, asking[0])
     refused(pilot, "client 4 is called 'alice' already", "add-client", pilot, asking[0])
-    (tmp_path / "again.json").write_text(requests.request_for(Keys(asking[0].parent / "secrets"), "again"))
+    (tmp_path / "again.json").write_text(
+        requests.request_for(RequestKeys(asking[0].parent / "secrets"), "again")
+    )
     refused(pilot, "is, or was, client 4's", "add-client", pilot, tmp_path / "again.json")
     for name in ("client-2", "7", "Server", "authority"):
-        (tmp_path / "named.json").write_text(requests.request_for(Keys(asking[1].parent / "secrets"), name))
+        (tmp_path / "named.json").write_text(
+            requests.request_for(RequestKeys(asking[1].parent / "secrets"), name)
+        )
         refused(pilot, "would be taken for", "add-client", pilot, tmp_path / "named.json")
     refused(
         pilot, "is no request that can be granted", "add-client", pilot, pilot / "client-0" / "roster.json"

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from trilemma.federation.protocol.epochs import Policy, Stopped, check_progress, decide, open_epoch
+from trilemma.federation.protocol.epochs import EpochsStopped, Policy, check_progress, decide, open_epoch
 
 SMALL = [(n, f) for n in range(1, 8) for f in range((n - 1) // 2 + 1)]
 
@@ -18,7 +18,7 @@ def test_every_set_of_joiners_gets_a_sound_epoch_or_a_stop(n, f):
         for joined in combinations(range(n), size):
             try:
                 epoch = open_epoch(policy, 3, joined)
-            except Stopped:
+            except EpochsStopped:
                 assert n - size > f
                 assert size <= 2 * f
                 continue
@@ -56,5 +56,5 @@ def test_answers_of_outsiders_do_not_count():
 def test_a_round_that_fails_in_every_epoch_stops():
     policy = Policy(5, 1, epochs_per_round=3)
     check_progress(policy, 4, 2)
-    with pytest.raises(Stopped, match="round 4 failed in 3 epochs"):
+    with pytest.raises(EpochsStopped, match="round 4 failed in 3 epochs"):
         check_progress(policy, 4, 3)

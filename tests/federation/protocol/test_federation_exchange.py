@@ -11,7 +11,7 @@ import pytest
 from federation_harness import PRIVATE, Direct, Time, make, small_config
 from trilemma.federation.party.public_facts import Timing
 from trilemma.federation.protocol import kinds, wire
-from trilemma.federation.protocol.epochs import Stopped
+from trilemma.federation.protocol.epochs import EpochsStopped
 from trilemma.federation.protocol.transport import Reply
 from trilemma.federation.server.exchange import Correspondence, Patience
 from trilemma.federation.server.server import open_run
@@ -259,7 +259,7 @@ def test_two_dropouts_of_five_on_a_slow_machine(slow, seconds):
 
 def test_a_machine_that_is_too_slow_stops_the_run_and_says_so(slow):
     runner, carrier, _ = slow(40.0)
-    with pytest.raises(Stopped, match="0 of 5 clients joined epoch 0"):
+    with pytest.raises(EpochsStopped, match="0 of 5 clients joined epoch 0"):
         runner.go()
     hellos = [node for _, node, kind in carrier.sent if kind == "hello"]
     assert max(map(hellos.count, set(hellos))) == 2

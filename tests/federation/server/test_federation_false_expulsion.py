@@ -15,7 +15,7 @@ from trilemma.federation.party import layout
 from trilemma.federation.party.adoption import adopt
 from trilemma.federation.party.task import load_task
 from trilemma.federation.protocol import kinds, wire
-from trilemma.federation.protocol.expulsions import Expulsion, check_announced
+from trilemma.federation.protocol.expulsions import AnnouncedExpulsion, check_announced
 from trilemma.federation.protocol.reasons import Reason, Refused
 
 CLIENTS = 6
@@ -25,7 +25,9 @@ EVIDENCE = (*PRIVATE, "aggregation.rule=evidence+mean")
 def expelled(*clients, **figures):
     """What a server claims about clients: each was expelled a round after the other."""
     said = {"test": "length", "statistic": 20.0, "threshold": 12.0, **figures}
-    return [Expulsion(client=client, round=1 + place, **said) for place, client in enumerate(clients)]
+    return [
+        AnnouncedExpulsion(client=client, round=1 + place, **said) for place, client in enumerate(clients)
+    ]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from trilemma.federation.party.permission import amend
 from trilemma.federation.party.public_facts import Federation
 from trilemma.federation.party.task import load_task
 from trilemma.federation.protocol import kinds, wire
-from trilemma.federation.protocol.epochs import Stopped
+from trilemma.federation.protocol.epochs import EpochsStopped
 from trilemma.federation.protocol.reasons import Reason, Refused
 from trilemma.federation.server.commits import CommitLog
 from trilemma.privacy.accounting.accountants import accountants
@@ -91,7 +91,7 @@ def test_who_cannot_pay_is_left_out_and_the_round_goes_on(tmp_path):
     for party in parties[1:]:  # enough for two more rounds, and for no evaluation
         limit = accountants["exact"].epsilon(((messages, 4), (evaluation, 1)), 1e-5)
         change_budget(party, 1.001 * limit)
-    with pytest.raises(Stopped, match="0 of 4"):
+    with pytest.raises(EpochsStopped, match="0 of 4"):
         coordinator(parties, Direct(parties), "second")[0].go()
     for party in parties[1:]:
         amend(party.allowed, lambda allowed: allowed.with_part("second"))

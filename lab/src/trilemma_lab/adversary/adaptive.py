@@ -70,7 +70,7 @@ from trilemma.base.transfers import to_the_host
 from trilemma_lab.adversary.erring import (
     OUTRIGHT,
     SECOND_SHARPNESS,
-    Found,
+    Climb,
     Lie,
     best_after_tuning,
     climbed,
@@ -189,7 +189,7 @@ class Adaptive(AttackSettings):
         if self.direction in ("errors", "unshown-errors") and far > 0:
             near = [one for one in strengths() if 1 / NEAR < one / (crafted.strength or 1.0) < NEAR]
             tried = near or strengths()
-            crafted = self._towards_errors(view, Found(crafted, far), truth, partial(lie, lambda: tried))
+            crafted = self._towards_errors(view, Climb(crafted, far), truth, partial(lie, lambda: tried))
         if self.role == "sacrificed" and view.byzantine > 1:
             gross = own[:1] - (self.reach * truth).to(own)
             crafted = replace(crafted, messages=torch.cat([gross, crafted.messages[1:]]))
@@ -200,7 +200,7 @@ class Adaptive(AttackSettings):
         found: list[float] = (length * 0.1 * (10 * self.reach) ** np.linspace(0, 1, self.points)).tolist()
         return found
 
-    def _towards_errors(self, view: Informed, along_loss: Found, truth: Tensor, lie: Lie) -> Crafted:
+    def _towards_errors(self, view: Informed, along_loss: Climb, truth: Tensor, lie: Lie) -> Crafted:
         """Return the lie after which most examples are mistaken, searched from the lie `along_loss`."""
         if view.errors is None or view.mistaken is None:
             return along_loss.crafted

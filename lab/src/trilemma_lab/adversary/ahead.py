@@ -50,7 +50,7 @@ SHOWN = 8
 """How many of the clients that tune the model on their own data liars take into account."""
 
 
-class Progress(Protocol):
+class ProgressSeen(Protocol):
     """The part of `engine.Progress` that liars read."""
 
     @property
@@ -82,7 +82,7 @@ class Ahead:
     """
 
     experiment: Experiment
-    progress: Progress
+    progress: ProgressSeen
     sent: Messages
     heard: tuple[int, ...]
     outlook: Callable[[], Outlook] | None = None

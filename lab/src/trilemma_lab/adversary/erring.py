@@ -46,7 +46,7 @@ compare their results by it."""
 
 
 @dataclass(frozen=True)
-class Found:
+class Climb:
     """A lie, how `far` it gets the aggregate, and the direction (d,) it was made for; None: along `loss`."""
 
     crafted: Crafted
@@ -56,13 +56,13 @@ class Found:
 
 def climbed(
     view: Informed,
-    begin: Found,
+    begin: Climb,
     truth: Tensor,
     lie: Lie,
     errors: Errors,
     mistaken: Mistaken,
     sharp: float,
-) -> list[Found]:
+) -> list[Climb]:
     """Return the lie `begin` and those found after it; last the one after which most examples are mistaken.
 
     `sharp` says how sharply mistakes are counted. Each lie starts from the best before it, because where a
@@ -76,7 +76,7 @@ def climbed(
         tried, reached = lie(way)
         sent = view.stack(tried.messages)
         count = mistaken(sent, sharp)
-        found.append(Found(tried, reached, way))
+        found.append(Climb(tried, reached, way))
         if count > most:
             best, most = found[-1], count
         if reached > 0 and (best is found[-1] or from_ is None):
@@ -86,7 +86,7 @@ def climbed(
 
 def best_after_tuning(
     view: Informed,
-    every: Sequence[Found],
+    every: Sequence[Climb],
     truth: Tensor,
     lie: Lie,
     errors: Errors,
@@ -100,7 +100,7 @@ def best_after_tuning(
     outright (`OUTRIGHT`), because the confidence of tuned models says nothing.
     """
 
-    def counted(one: Found) -> float:
+    def counted(one: Climb) -> float:
         return mistaken(view.stack(one.crafted.messages), OUTRIGHT)
 
     best = max(every, key=counted)
@@ -114,7 +114,7 @@ def best_after_tuning(
             way = leaning_back(
                 aim if best.way is None else part * aim + (1 - part) * best.way.to(aim), truth, 0.0
             )
-            tried = Found(*lie(way), way)
+            tried = Climb(*lie(way), way)
             if (count := counted(tried)) > most:
                 best, most = tried, count
                 break

@@ -19,7 +19,7 @@ from trilemma.privacy import Noiseless
 from trilemma.privacy.types import NoiseLaw
 from trilemma.simulate.engine import Moment
 from trilemma.simulate.experiment import Experiment
-from trilemma_lab.adversary.ahead import Ahead, Progress
+from trilemma_lab.adversary.ahead import Ahead, ProgressSeen
 from trilemma_lab.adversary.going_on import AheadGoingOn
 from trilemma_lab.adversary.informed import Informed
 from trilemma_lab.adversary.outlook import Outlook
@@ -57,7 +57,7 @@ def _rows_of(everybody: tuple[int, ...], clients: tuple[int, ...]) -> list[int]:
     return [place[client] for client in clients]
 
 
-def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...], sent: Tensor) -> Tensor:
+def _truth(experiment: Experiment, progress: ProgressSeen, heard: tuple[int, ...], sent: Tensor) -> Tensor:
     """Return the honest clients' mean contribution of this round without noise (d,).
 
     `sent` (h, d) are their messages. If these are a contribution, noise and a multiple of the last message,
@@ -75,7 +75,7 @@ def _truth(experiment: Experiment, progress: Progress, heard: tuple[int, ...], s
 
 def _noise_subtracted(
     experiment: Experiment,
-    progress: Progress,
+    progress: ProgressSeen,
     honest: tuple[int, ...],
     sent: Tensor,
     trace: Trace,
@@ -92,7 +92,7 @@ def _noise_subtracted(
     return mean / trace.adds(round_) - drawn
 
 
-def _computed_again(experiment: Experiment, progress: Progress, honest: tuple[int, ...]) -> Tensor:
+def _computed_again(experiment: Experiment, progress: ProgressSeen, honest: tuple[int, ...]) -> Tensor:
     """Return the mean contribution (d,) of honest clients that step once more, without noise."""
     algorithm, round_, trace = (
         experiment.resolved.algorithm,
@@ -111,7 +111,7 @@ def _computed_again(experiment: Experiment, progress: Progress, honest: tuple[in
     return trace.vectors(messages, progress.broadcast[trace.model]).mean(0) / trace.adds(round_)
 
 
-def _trusted(experiment: Experiment, progress: Progress) -> Tensor:
+def _trusted(experiment: Experiment, progress: ProgressSeen) -> Tensor:
     """Return what a client with the server's public examples would send (d,), less the model."""
     algorithm, round_, root = experiment.resolved.algorithm, progress.round, experiment.root
     assert root is not None

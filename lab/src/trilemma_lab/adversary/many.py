@@ -18,11 +18,11 @@ from torch import Tensor
 from trilemma.aggregation.passes.many import any_above, plain_top_eigenpairs, top_eigenpairs
 from trilemma.base.recordings import filled_up
 from trilemma.learning.defences.evidence.correction import FALSELY, QUARTILES, above
-from trilemma_lab.adversary.many_look import Look
+from trilemma_lab.adversary.many_look import ManyLook
 
 
 @dataclass(frozen=True)
-class Bounded:
+class BoundedGrams:
     """Fixed numbers of steps, for loops that must not wait for what a device computes.
 
     `directions` is how many directions are searched for, `left_out` how many times clients are left out. Each
@@ -89,7 +89,7 @@ class Corrections:
     mix: Tensor
 
 
-def improbable(grams: Tensor, looks: Sequence[Look]) -> Tensor:
+def improbable(grams: Tensor, looks: Sequence[ManyLook]) -> Tensor:
     """Tell (L, B) which Gram matrices (L, B, m, m) of L looks prove a lie by lengths or pairs."""
     unit = grams * torch.stack([look.units for look in looks])[:, None]
     squares = unit.diagonal(dim1=2, dim2=3)
@@ -100,7 +100,9 @@ def improbable(grams: Tensor, looks: Sequence[Look]) -> Tensor:
     return outside.flatten(2).any(2)
 
 
-def visible(grams: Tensor, looks: Sequence[Look], bounded: Bounded | None = None) -> list[Directions]:
+def visible(
+    grams: Tensor, looks: Sequence[ManyLook], bounded: BoundedGrams | None = None
+) -> list[Directions]:
     """Return, for each of L looks, the directions that stand out in its Gram matrices (L, B, m, m)."""
     (count, m), facts = grams.shape[1:3], looks[0].facts
     if not facts.telling:
@@ -118,7 +120,7 @@ def visible(grams: Tensor, looks: Sequence[Look], bounded: Bounded | None = None
     return [found.only(slice(count * place, count * (place + 1))) for place in range(len(looks))]
 
 
-def apart(seen: Directions, look: Look) -> Tensor:
+def apart(seen: Directions, look: ManyLook) -> Tensor:
     """Tell (B,) where a client is expelled for its move along a direction."""
     if not seen.there.shape[1]:
         return torch.zeros(len(seen.there), dtype=torch.bool, device=seen.there.device)
@@ -130,7 +132,7 @@ def apart(seen: Directions, look: Look) -> Tensor:
 def correct(
     grams: Tensor,
     moved: Tensor,
-    look: Look,
+    look: ManyLook,
     seen: Directions,
     parts: Tensor | None = None,
     counted: Tensor | None = None,
@@ -158,13 +160,13 @@ def correct(
     return Corrections(kept, mix + ((seen.shrunk * gap)[:, None] @ seen.mix)[:, 0])
 
 
-def corrects(look: Look, seen: Directions) -> bool:
+def corrects(look: ManyLook, seen: Directions) -> bool:
     """Tell whether a look sets moves right and any direction is seen."""
     return look.facts.corrects and seen.there.shape[1] > 0
 
 
 def left_out(
-    grams: Tensor, look: Look, seen: Directions, bounded: Bounded | None = None
+    grams: Tensor, look: ManyLook, seen: Directions, bounded: BoundedGrams | None = None
 ) -> tuple[Directions, Tensor | None]:
     """Leave out members who stand apart, repeatedly; return the directions then seen, and a mask (B, m).
 
@@ -199,7 +201,12 @@ def left_out(
 
 
 def _seen_again(
-    grams: Tensor, look: Look, seen: Directions, counted: Tensor, going: Tensor, bounded: Bounded | None
+    grams: Tensor,
+    look: ManyLook,
+    seen: Directions,
+    counted: Tensor,
+    going: Tensor,
+    bounded: BoundedGrams | None,
 ) -> Directions:
     """Return the directions among counted members (B, m) where `going` (B,) is true, elsewhere `seen`."""
     m, liars = grams.shape[1], look.facts.liars
@@ -223,7 +230,7 @@ def _visible(
     members: Tensor,
     most: Tensor,
     limit: int,
-    bounded: Bounded | None,
+    bounded: BoundedGrams | None,
 ) -> Directions:
     """Return the directions that stand out, the largest eigenvalue first; at most `most` (B,) and `limit`.
 
@@ -266,7 +273,7 @@ def _ranked(along: Tensor, counted: Tensor | None) -> Tensor:
     return found
 
 
-def _whitening(look: Look, counted: Tensor) -> Tensor:
+def _whitening(look: ManyLook, counted: Tensor) -> Tensor:
     """Return K^(-½) (B, m, m) of the counted members, zero in the rows and columns of the others."""
     if look.facts.alike:
         mask, size = counted.double(), counted.sum(1)
@@ -282,7 +289,9 @@ def _whitening(look: Look, counted: Tensor) -> Tensor:
     return torch.from_numpy(found[which.ravel()]).to(counted.device)
 
 
-def _above(white: Tensor, edges: Tensor, most: int, bounded: Bounded | None = None) -> tuple[Tensor, Tensor]:
+def _above(
+    white: Tensor, edges: Tensor, most: int, bounded: BoundedGrams | None = None
+) -> tuple[Tensor, Tensor]:
     """Return at most `most` eigenvalues (B, q) above the edges (B,), falling, and vectors (B, q, m)."""
     if white.is_cuda or bounded is not None:
         return peeled(white, edges, most, bounded)
@@ -295,7 +304,9 @@ def _above(white: Tensor, edges: Tensor, most: int, bounded: Bounded | None = No
     return torch.from_numpy(top), torch.from_numpy(across)
 
 
-def peeled(white: Tensor, edges: Tensor, most: int, bounded: Bounded | None = None) -> tuple[Tensor, Tensor]:
+def peeled(
+    white: Tensor, edges: Tensor, most: int, bounded: BoundedGrams | None = None
+) -> tuple[Tensor, Tensor]:
     """Return what `_above` returns, by finding the largest eigenpair and subtracting it, repeatedly.
 
     A GPU decomposes many small matrices no faster than a processor. But by squaring matrices it quickly finds

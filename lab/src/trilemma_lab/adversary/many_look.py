@@ -22,7 +22,7 @@ from trilemma.learning.steps.trace import Array, Law, Places, whitened
 
 
 @dataclass(frozen=True)
-class Facts:
+class LookFacts:
     """The facts of a look that usually stay the same from round to round.
 
     m `members`, `dim` coordinates d, how many members may be `liars`, whether all members were heard `alike`,
@@ -58,7 +58,7 @@ class Facts:
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class ManyLook:
     """A look at the vectors of m clients that have all sent something: all that does not depend on a lie.
 
     Attributes:
@@ -68,7 +68,7 @@ class Look:
         law: The law of honest vectors; used only if the clients are not alike.
     """
 
-    facts: Facts
+    facts: LookFacts
     numbers: Tensor
     rows: Tensor | None = None
     law: Law | None = None
@@ -82,14 +82,14 @@ class Look:
         shares: Array | None,
         rows: Tensor | None,
         device: torch.device,
-    ) -> Look:
+    ) -> ManyLook:
         """Return the look at m clients with this law, of whom at most `liars` lie, on a device.
 
         Honest clients are expelled with probability at most `alarm`. `shares` (m,) scale up the moves of
         clients that were not heard in every round; None: nothing is set right by this look.
         """
         m = len(law.bounds)
-        facts = Facts(m, law.dim, liars, law.alike is not None and m > 1, shares is not None)
+        facts = LookFacts(m, law.dim, liars, law.alike is not None and m > 1, shares is not None)
         # If all are alike, the first client and the first pair stand for every other.
         few = slice(1) if facts.alike else slice(None)
         parts = {
@@ -186,7 +186,7 @@ def _reach(law: Law, liars: int, alarm: float) -> Array:
 
 
 def _sizes(law: Law, liars: int) -> Array:
-    """Return `Look.sizes`, filled from m − liars members on: no more than `liars` are ever left out."""
+    """Return `ManyLook.sizes`, filled from m − liars members on: no more than `liars` are ever left out."""
     members, (own, shared) = len(law.bounds), law.alike or (1.0, 0.0)
     found = np.ones((members + 1, 3))
     for count in range(max(1, members - liars), members + 1):

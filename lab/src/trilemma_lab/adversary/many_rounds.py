@@ -8,7 +8,7 @@ of it, even those that lead to an expulsion, and its loops take a fixed number o
 others. Beyond them the work is replayed in two parts, judging and moving, between which the rule takes as
 many steps as it needs; or, for the other loops, the round is computed without a recording (`outlook`). How
 many steps are needed depends more on the honest noise than on the lie, so the next lies of a round begin with
-what the last ones needed (`Effort`).
+what the last ones needed (`SearchEffort`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trilemma.base.recordings import Recordings, Tensors, aside, at_least, fille
 from trilemma_lab.adversary import many
 from trilemma_lab.adversary.changed import Changed
 from trilemma_lab.adversary.informed import Foreseen, harm
-from trilemma_lab.adversary.many_look import Facts, Look
+from trilemma_lab.adversary.many_look import LookFacts, ManyLook
 
 KEPT = 16
 """How many recordings are kept: a few for every padded number of lies."""
@@ -48,7 +48,7 @@ class Round:
 
     sent: Changed
     sums: Changed | None
-    looks: tuple[Look, Look]
+    looks: tuple[ManyLook, ManyLook]
     step: float | Tensor
 
     def moved(
@@ -81,7 +81,7 @@ class Round:
         return after, corrected
 
 
-def recordable(whole: Look, fresh: Look) -> bool:
+def recordable(whole: ManyLook, fresh: ManyLook) -> bool:
     """Tell whether looks at sums and messages can be recorded: all clients were heard in all rounds."""
     facts = (whole.facts, fresh.facts)
     return whole.rows is None and fresh.rows is None and all(one.alike and one.telling for one in facts)
@@ -100,7 +100,7 @@ class Weigher:
 
 
 @dataclass
-class Effort:
+class SearchEffort:
     """How many steps the lies of a round need: the place in `STEPS`, and the steps of the rule.
 
     `walk` is infinite once the rule has needed more steps than any recording has.
@@ -115,11 +115,11 @@ def foreseen(
     which: Tensor,
     changes: Tensor,
     step: float,
-    whole: Look,
-    fresh: Look,
+    whole: ManyLook,
+    fresh: ManyLook,
     taken: Tensor,
     rule: Weigher | None,
-    effort: Effort | None = None,
+    effort: SearchEffort | None = None,
 ) -> Foreseen | None:
     """Return the outcomes of B lies from recordings; None if they need more steps than any recording has.
 
@@ -127,7 +127,7 @@ def foreseen(
     is the sum of each client's weights so far. `rule` None: the mean. `effort` is what the last lies of this
     round needed, and becomes what these need.
     """
-    effort, count = effort or Effort(), len(changes)
+    effort, count = effort or SearchEffort(), len(changes)
     given = {
         "gram": gram,
         "changes": filled_up(changes),
@@ -157,7 +157,7 @@ def foreseen(
     return None
 
 
-def _walk(rule: Weigher | None, effort: Effort) -> int | None:
+def _walk(rule: Weigher | None, effort: SearchEffort) -> int | None:
     """Return how many steps a recording gives the rule; None if the rule works between two recordings."""
     if rule is None:
         return 0
@@ -165,7 +165,7 @@ def _walk(rule: Weigher | None, effort: Effort) -> int | None:
 
 
 def _at_once(
-    facts: tuple[Facts, Facts], steps: tuple[int, int], walk: int, rule: Weigher | None, of: Tensors
+    facts: tuple[LookFacts, LookFacts], steps: tuple[int, int], walk: int, rule: Weigher | None, of: Tensors
 ) -> Tensors:
     """Judge B lies and return where the model moves; the rule takes at most `walk` steps meanwhile."""
     grams = _grams(facts, of)
@@ -186,7 +186,7 @@ def _at_once(
 
 
 def _in_two_parts(
-    facts: tuple[Facts, Facts], steps: tuple[int, int], rule: Weigher, given: Tensors
+    facts: tuple[LookFacts, LookFacts], steps: tuple[int, int], rule: Weigher, given: Tensors
 ) -> Tensors:
     """Do the same in two recordings, between which the rule takes as many steps as it needs."""
     judged = _recordings.run(("judged", steps, *facts), partial(_judged, facts, steps), given)
@@ -197,25 +197,25 @@ def _in_two_parts(
     return _recordings.run(("moved", *facts), partial(_moved, facts), told)
 
 
-def _judged(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
+def _judged(facts: tuple[LookFacts, LookFacts], steps: tuple[int, int], of: Tensors) -> Tensors:
     """Return the Gram matrices of B lies and what tests make of them: the first of two parts."""
     return _tested(facts, steps, of | {"grams": _grams(facts, of)})
 
 
-def _grams(facts: tuple[Facts, Facts], of: Tensors) -> Tensor:
+def _grams(facts: tuple[LookFacts, LookFacts], of: Tensors) -> Tensor:
     """Return the Gram matrices (2, B, n, n) of messages and sums."""
     round_ = _round(facts, of)
     assert round_.sums is not None
     return torch.stack([round_.sent.grams(), round_.sums.grams()])
 
 
-def _tested(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> Tensors:
+def _tested(facts: tuple[LookFacts, LookFacts], steps: tuple[int, int], of: Tensors) -> Tensors:
     """Return which of B lies lead to an expulsion, what each look shows, and where more steps are needed.
 
     If sums are set right, their directions are those seen once members who stand apart are left out, and
     `counted` (B, n) says who is not left out.
     """
-    looks, bounded, grams = _round(facts, of).looks, many.Bounded(*steps), of["grams"]
+    looks, bounded, grams = _round(facts, of).looks, many.BoundedGrams(*steps), of["grams"]
     by_pairs = aside(lambda: many.improbable(grams, looks).any(0))
     seen = many.visible(grams, looks, bounded)
     by_directions = aside(
@@ -230,7 +230,7 @@ def _tested(facts: tuple[Facts, Facts], steps: tuple[int, int], of: Tensors) -> 
     return {"expelled": by_pairs() | by_directions(), **found}
 
 
-def _moved(facts: tuple[Facts, Facts], of: Tensors) -> Tensors:
+def _moved(facts: tuple[LookFacts, LookFacts], of: Tensors) -> Tensors:
     """Return where the model moves under B judged lies, given the rule's weights.
 
     A lie that leads to an expulsion has move 0. What the host reads is in one tensor, `told` (4, B): harm,
@@ -258,10 +258,10 @@ def _names(place: int) -> list[str]:
     return [f"{part} {place}" for part in ("mix", "along", "shrunk", "there")]
 
 
-def _round(facts: tuple[Facts, Facts], of: Tensors) -> Round:
+def _round(facts: tuple[LookFacts, LookFacts], of: Tensors) -> Round:
     n, gram, which, changes = facts[0].members, of["gram"], of["which"], of["changes"]
     sent, sums = Changed(gram, n, n, which, changes), Changed(gram, 0, n, which, of["step"] * changes)
-    return Round(sent, sums, (Look(facts[0], of["fresh"]), Look(facts[1], of["whole"])), of["step"])
+    return Round(sent, sums, (ManyLook(facts[0], of["fresh"]), ManyLook(facts[1], of["whole"])), of["step"])
 
 
 def _lengths(gram: Tensor, y: Tensor) -> Tensor:

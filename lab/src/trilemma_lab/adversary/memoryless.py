@@ -23,7 +23,7 @@ from trilemma.base.recordings import Recordings, Tensors, at_least, filled_up, u
 from trilemma.base.transfers import to_the_device
 from trilemma_lab.adversary.changed import Changed, Places
 from trilemma_lab.adversary.informed import Foreseen, harm
-from trilemma_lab.adversary.turning import Array, Rows
+from trilemma_lab.adversary.turning import Array, TurnedRows
 
 TILTS = (0.0, 0.3, 1.0)
 """How far lies lean towards the server's own message, relative to their part across it."""
@@ -167,7 +167,7 @@ def shifted(
     rows, shares, tried = own.double()[active], lying[lying > 0], np.array(strengths)
     basis = torch.cat([rows, way[None].to(rows)])
     products: Array = (rows @ basis.T).cpu().numpy()
-    turnable = Rows(products[:, :-1], products[:, -1])
+    turnable = TurnedRows(products[:, :-1], products[:, -1])
     if noise != "protocol":
         tried = np.append(tried, turnable.furthest(shares))
     possible, mixes = turnable.mixed(tried[:, None] * shares, noise)

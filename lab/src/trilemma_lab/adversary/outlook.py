@@ -26,8 +26,8 @@ from trilemma.learning.steps.trace import Law, Places
 from trilemma_lab.adversary import many
 from trilemma_lab.adversary.changed import Changed
 from trilemma_lab.adversary.informed import Foreseen
-from trilemma_lab.adversary.many_look import Look, rows_of
-from trilemma_lab.adversary.many_rounds import Effort, Round, Weigher, foreseen, recordable
+from trilemma_lab.adversary.many_look import ManyLook, rows_of
+from trilemma_lab.adversary.many_rounds import Round, SearchEffort, Weigher, foreseen, recordable
 
 SINGULAR = 1e-10
 """Relative cut-off for the eigenvalues of the basis' normalised Gram matrix. It may be singular: after the
@@ -182,9 +182,9 @@ class Outlook:
         )
 
     @cached_property
-    def _effort(self) -> Effort:
+    def _effort(self) -> SearchEffort:
         """How many steps recordings need for the lies of this round; it learns."""
-        return Effort()
+        return SearchEffort()
 
     @cached_property
     def _taken(self) -> Tensor:
@@ -201,17 +201,19 @@ class Outlook:
         return own / members.sum(1, keepdim=True).clamp(min=1e-300)
 
     @cached_property
-    def _looks(self) -> tuple[Look, Look]:
+    def _looks(self) -> tuple[ManyLook, ManyLook]:
         """The looks at the sums and at the messages; they do not depend on the lie."""
         court, file, sent = self.court, self.file, self.senders
         whole, fresh = court.law(file).select(file.staying), court.law_of_messages(file, sent)
 
-        def look(clients: Places, rows: Places, count: int, law: Law, weights: Tensor, alarm: float) -> Look:
+        def look(
+            clients: Places, rows: Places, count: int, law: Law, weights: Tensor, alarm: float
+        ) -> ManyLook:
             heard, device = law.heard, self.messages.device
             able = court.able(len(heard), file)
             shares = court.shares(clients, weights)[heard] if able else None
             there = rows_of(rows[heard], count, device)
-            return Look.of(law.select(heard), court.liars(file), alarm, shares, there, device)
+            return ManyLook.of(law.select(heard), court.liars(file), alarm, shares, there, device)
 
         n, k = len(file.members), len(sent)
         return (
@@ -280,10 +282,10 @@ class _Judged:
     seen: list[many.Directions]
 
 
-def _judged(looked_at: list[tuple[Tensor, Look]]) -> _Judged:
+def _judged(looked_at: list[tuple[Tensor, ManyLook]]) -> _Judged:
     """Judge B lies by looks, each with its Gram matrices (B, m, m): by lengths and pairs, then directions."""
     looks = tuple(look for _, look in looked_at)
-    groups: list[tuple[Tensor, tuple[Look, ...]]]
+    groups: list[tuple[Tensor, tuple[ManyLook, ...]]]
     if len({look.facts.members for look in looks}) == 1:  # in every round in which all are heard
         groups = [(torch.stack([some for some, _ in looked_at]), looks)]
     else:

@@ -25,7 +25,7 @@ from trilemma.attacks.span import inner_products
 from trilemma.base.transfers import to_the_device, to_the_host
 from trilemma_lab.adversary.changed import Places
 from trilemma_lab.adversary.informed import Defence
-from trilemma_lab.adversary.turning import Array, Rows
+from trilemma_lab.adversary.turning import Array, TurnedRows
 
 TOGETHER = 1 << 25
 """How many numbers the Gram matrices of candidates evaluated together may have."""
@@ -61,7 +61,7 @@ class Lies:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedLies:
     """The result of B lies: `harm` (B,), −∞ if somebody is expelled; `corrected` (B,), what is set right."""
 
     harm: Array
@@ -141,19 +141,19 @@ class Tryout:
         scales = [scale for _, scale in self.mixable]
         return [self._turnable(which, kind).furthest(by * self.lying) for kind, by in enumerate(scales)]
 
-    def _turnable(self, which: int, kind: int) -> Rows:
+    def _turnable(self, which: int, kind: int) -> TurnedRows:
         """Return the rows of the basis that a kind of lie turns towards a direction."""
         if self.noise == "protocol":  # nothing is turned, so the rows' inner products are not needed
-            return Rows(np.zeros((0, 0)), np.zeros(0))
+            return TurnedRows(np.zeros((0, 0)), np.zeros(0))
         if (which, kind) not in self._turnables:
             rows = np.searchsorted(self.used, self.mixable[kind][0])
             inner = self._inner[np.ix_(rows, rows)]
             before = self._inner[rows, np.searchsorted(self.used, self.along(which))]
-            self._turnables[which, kind] = Rows(inner, before)
+            self._turnables[which, kind] = TurnedRows(inner, before)
         return self._turnables[which, kind]
 
     @cached_property
-    def _turnables(self) -> dict[tuple[int, int], Rows]:
+    def _turnables(self) -> dict[tuple[int, int], TurnedRows]:
         return {}
 
     @cached_property
@@ -176,14 +176,14 @@ class Tryout:
         """The one lie that changes nothing."""
         return Lies(np.zeros(1, np.int64), np.zeros(1), np.zeros((1, len(self.active), len(self.used))))
 
-    def judged(self, lies: Lies) -> Judged:
+    def judged(self, lies: Lies) -> JudgedLies:
         """Return harm and correction of every lie."""
         judged, count = [np.zeros((2, 0))], max(1, TOGETHER // (self.n + self.k) ** 2)
         for start in range(0, len(lies), count):
             changes = self.in_the_basis(lies.changes[start : start + count])
             found = self.defence.outcomes(self.measured, self.active, changes, self.beside)
             judged.append(np.stack([found.harm.numpy(), found.corrected.numpy()]))
-        return Judged(*np.concatenate(judged, 1))
+        return JudgedLies(*np.concatenate(judged, 1))
 
     def in_the_basis(self, changes: Array) -> Tensor:
         """Return changes (B, r, u) as coefficients in the whole basis (B, r, p), on the messages' device."""

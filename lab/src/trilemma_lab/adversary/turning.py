@@ -27,10 +27,10 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Rows:
+class TurnedRows:
     """r rows to be turned: Gram matrix Γ = `inner` (r, r), inner products b = `before` (r,) with a direction.
 
-    >>> rows = Rows(np.eye(2), np.zeros(2))
+    >>> rows = TurnedRows(np.eye(2), np.zeros(2))
     >>> places, mixes = rows.turned(np.array([[0.6, 0.0], [1.1, 0.0]]))
     >>> places.tolist(), mixes.round(3).tolist()
     ([0], [[[0.8, 0.0, 0.6], [0.0, 1.0, 0.0]]])
@@ -44,7 +44,7 @@ class Rows:
     def furthest(self, way: Array) -> float:
         """Return the largest s for which the rows can have the inner products mean(before) + s · way.
 
-        >>> round(Rows(np.eye(4), np.zeros(4)).furthest(np.ones(4)), 4)
+        >>> round(TurnedRows(np.eye(4), np.zeros(4)).furthest(np.ones(4)), 4)
         0.5
         """
         scale, start = np.abs(self.inner).max(), self.before.mean()
@@ -63,7 +63,7 @@ class Rows:
         With `noise` "protocol" the rows stay as they are and the direction is added. Otherwise they are
         turned, and `shifts` count from the mean of their inner products before. The result is as in `turned`.
 
-        >>> Rows(np.eye(2), np.zeros(2)).mixed(np.array([[0.6, 0.0]]), "protocol")[1].tolist()
+        >>> TurnedRows(np.eye(2), np.zeros(2)).mixed(np.array([[0.6, 0.0]]), "protocol")[1].tolist()
         [[[1.0, 0.0, 0.6], [0.0, 1.0, 0.0]]]
         """
         if noise != "protocol":

@@ -77,7 +77,7 @@ def close(
     out: Path,
     watched: Callable[[], AbstractContextManager[Watcher]],
     *,
-    wanted: Callable[[gaps.Standing], bool] = lambda one: True,
+    wanted: Callable[[gaps.GapStanding], bool] = lambda one: True,
     adversaries: Sequence[str] = (),
     changes: Sequence[str] = (),
     jobs: int | None = None,

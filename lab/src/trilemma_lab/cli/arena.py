@@ -212,7 +212,7 @@ def _close(
     from trilemma.report.progress import GridProgress
     from trilemma_lab.arena import arena, closing, gaps
 
-    def wanted(one: gaps.Standing) -> bool:
+    def wanted(one: gaps.GapStanding) -> bool:
         return all(getattr(one, name) in some for name, some in asked.items())
 
     if not any(map(wanted, gaps.standings(()))):

@@ -12,7 +12,7 @@ from pathlib import Path
 from trilemma.base.errors import UserError
 from trilemma.experiment.sweep import leaves
 from trilemma.simulate import Watcher
-from trilemma_lab.studies.age import Again
+from trilemma_lab.studies.age import Rerun
 from trilemma_lab.studies.measured import Measured, Results, alike, new_results
 from trilemma_lab.studies.study import Study, run_studies
 
@@ -59,7 +59,7 @@ def run_again(
         )
     apart = {cell.place: _apart(cells[cell.place], cell, seed[cell.place]) for cell in found[name]}
     made = new_results(name, [cells[place] for place in apart])
-    again = Again(
+    again = Rerun(
         places=tuple(apart),
         same=sum(one == 0.0 for one in apart.values()),
         furthest=max(apart.values(), default=0.0),

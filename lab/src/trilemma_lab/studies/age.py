@@ -51,12 +51,12 @@ MENTIONED = 6
 
 
 @dataclass(frozen=True)
-class Again:
+class Rerun:
     """Cells that were run once more: where they stand, how many are the same to the last digit.
 
     `furthest` is the largest difference of a metric, as a share of what it was.
 
-    >>> Again((("t", "r", "c"),), 1, 0.0, "1a2b", "2026-11-16", "a CPU").words(today=True)
+    >>> Rerun((("t", "r", "c"),), 1, 0.0, "1a2b", "2026-11-16", "a CPU").words(today=True)
     '1 of 1 cells run again by this code is the same'
     """
 

@@ -109,7 +109,7 @@ def _seconds(place: Place) -> float:
     run = place.config.run
     experiment = assemble(place.config, run.seeds[0])  # reads the data set, which a worker does once
     progress = engine.start(experiment)
-    clock = Clock(experiment.device.type == "cpu")
+    clock = RoundClock(experiment.device.type == "cpu")
     ready = clock.spent(lambda: verify(assemble(place.config, run.seeds[0])))
     every = run.evaluate_every or max(1, run.rounds // 50)
     statistics = {name: progress.clients[name] for name, _ in experiment.clients.model.buffers}
@@ -117,7 +117,7 @@ def _seconds(place: Place) -> float:
     return ready + scored + run.rounds * (_a_round(experiment, progress, clock) + scored / every)
 
 
-def _a_round(experiment: Experiment, progress: Progress, clock: Clock) -> float:
+def _a_round(experiment: Experiment, progress: Progress, clock: RoundClock) -> float:
     """Return what a round takes: told by a step of few clients where that is long, else by whole rounds."""
     everyone, algorithm = experiment.clients, experiment.resolved.algorithm
     heard = [i for i in experiment.sampled(0) if i in everyone.ids]
@@ -162,7 +162,7 @@ def of_all(count: int, took: Mapping[int, float]) -> float:
 
 
 @dataclass(frozen=True)
-class Clock:
+class RoundClock:
     """Seconds of processor time on a CPU, which other programs disturb less; else by the clock."""
 
     on_cpu: bool

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trilemma.base import files
 from trilemma.base.errors import UserError
-from trilemma_lab.studies.age import Again
+from trilemma_lab.studies.age import Rerun
 from trilemma_lab.studies.measured import Measured, Results, new_results, read_results, write_results
 from trilemma_lab.studies.sources import Sources
 from trilemma_lab.studies.study import Study
@@ -36,7 +36,7 @@ class Kept:
             together = self.read(name).merged(found, self.studies[name].module)
             write_results(self.studies[name].ordered(together), self.path(name))
 
-    def add_again(self, name: str, before: Results, again: Again, sources: Sources) -> None:
+    def add_again(self, name: str, before: Results, again: Rerun, sources: Sources) -> None:
         """Put into a study's file what running some of its cells again has shown; refuse it of others."""
         with files.changing(self.path(name)):
             now = self.read(name)

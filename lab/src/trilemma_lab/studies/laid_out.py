@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from trilemma.page.answers import StudyView
-from trilemma.page.studies import Point, keys_of, square
+from trilemma.page.studies import StudyPoint, keys_of, square
 from trilemma_lab.papers import studies
 from trilemma_lab.papers.published import paper
 from trilemma_lab.studies.measured import Measured, Results
@@ -29,7 +29,7 @@ def _printed(name: str) -> tuple[tuple[str, Spot], ...]:
     return tuple(found)
 
 
-class Printed:
+class PaperLayout:
     """The layout of the papers' tables."""
 
     def paper(self, study: str) -> str:
@@ -37,17 +37,17 @@ class Printed:
         last = study.rpartition("/")[2]
         return last if last in studies else ""
 
-    def table(self, study: str, points: Sequence[Point], remark: str) -> StudyView | None:
+    def table(self, study: str, points: Sequence[StudyPoint], remark: str) -> StudyView | None:
         """Lay runs out as their paper does; None where none of them is the paper's."""
         name = self.paper(study)
         return _as_printed(study, name, points, remark) if name else None
 
 
-LAYOUT = Printed()
+LAYOUT = PaperLayout()
 """What the page is offered (`trilemma.studies`)."""
 
 
-def _as_printed(study: str, name: str, points: Sequence[Point], remark: str) -> StudyView | None:
+def _as_printed(study: str, name: str, points: Sequence[StudyPoint], remark: str) -> StudyView | None:
     folders = {point.folder.name: point for point in points}
     known = {spot: folders[folder] for folder, spot in _printed(name) if folder in folders}
     if not known:
@@ -80,7 +80,7 @@ def _as_printed(study: str, name: str, points: Sequence[Point], remark: str) -> 
     )
 
 
-def _judged(name: str, known: Mapping[Spot, Point]) -> dict[tuple[str, str, str], str]:
+def _judged(name: str, known: Mapping[Spot, StudyPoint]) -> dict[tuple[str, str, str], str]:
     """Return the verdict of each place, as `trilemma papers compare` has it, from the runs that are there."""
     cells = tuple(
         Measured(*spot[:3], {"accuracy": point.found.summary.spread("accuracy")})

@@ -32,7 +32,7 @@ from trilemma.base.records import Spread
 from trilemma.base.typed import Count, Finite, Seed, typed
 from trilemma.base.version import VERSION
 from trilemma.report import Result
-from trilemma_lab.studies.age import Again, Age
+from trilemma_lab.studies.age import Age, Rerun
 from trilemma_lab.studies.grid import SEEDS, Place
 from trilemma_lab.studies.sources import Sources, changed, code_of, sources_of
 
@@ -78,7 +78,7 @@ class Results:
     device: str = ""
     note: str = ""
     sources: Mapping[str, Sources] = field(default_factory=dict, repr=False)
-    again: Again | None = None
+    again: Rerun | None = None
 
     def age(self, compute: str = "") -> Age:
         """Say how far they are behind today's code; `compute` is the module of a study without runs."""
@@ -102,7 +102,7 @@ class Results:
         settings = [cell.settings for cell in self.cells if cell.place in self.again.places]
         return not changed(self.sources.get(self.again.code, {}), sources_of(settings))
 
-    def with_again(self, again: Again, sources: Sources) -> Results:
+    def with_again(self, again: Rerun, sources: Sources) -> Results:
         """Return them with what was run again since, and the sources it was run by."""
         return replace(self, again=again, sources={**self.sources, again.code: sources})
 

@@ -159,7 +159,7 @@ def run_studies(
     engine: str = "local",
     watcher: Watcher | None = None,
     keep: Keep = lambda name, found: None,
-) -> tuple[dict[str, list[Measured]], simulate.Outcome]:
+) -> tuple[dict[str, list[Measured]], simulate.CellOutcome]:
     """Run the places of studies below `out`, or continue there; return what was measured, by study.
 
     A run that stands in several studies is run once. A place whose run failed has no measurement; the outcome
@@ -171,7 +171,7 @@ def run_studies(
     others = {name: remaining(places, reader.found(name)) for name, places in wanted.items()}
     if any(others.values()):
         again = reader.run(others, jobs, engine)
-        outcome = simulate.Outcome(
+        outcome = simulate.CellOutcome(
             outcome.ran + again.ran, outcome.before + again.before, {**outcome.failed, **again.failed}
         )
     return {name: reader.found(name) for name in wanted}, outcome
@@ -215,7 +215,9 @@ class _Reader(Watcher):
         self._places: dict[str, dict[str, list[Place]]] = {}
         self._measured: dict[str, dict[str, list[Measured]]] = {}
 
-    def run(self, wanted: Mapping[str, Sequence[Place]], jobs: int | None, engine: str) -> simulate.Outcome:
+    def run(
+        self, wanted: Mapping[str, Sequence[Place]], jobs: int | None, engine: str
+    ) -> simulate.CellOutcome:
         """Run places of studies, or continue them."""
         cells = {place.cell.name: place.cell for places in wanted.values() for place in places}
         for name, places in wanted.items():

@@ -16,7 +16,7 @@ from trilemma.base.errors import UserError
 
 
 @dataclass(frozen=True)
-class Inputs:
+class RuleInputs:
     """The messages as one (n, d) tensor, and how to give results back in the kind they came in."""
 
     X: Tensor
@@ -30,7 +30,7 @@ class Inputs:
         return Aggregate(value, back(weights), back(scores), info)
 
 
-def messages(X: Vectors) -> Inputs:
+def messages(X: Vectors) -> RuleInputs:
     """Check and stack the messages.
 
     >>> messages([[1.0, 2.0], [3.0, 4.0]]).X.shape
@@ -40,9 +40,9 @@ def messages(X: Vectors) -> Inputs:
     trilemma.base.errors.UserError: messages must have shape (n, d), one row per client; got shape (3,)
     """
     if isinstance(X, Tensor):
-        return Inputs(_checked(X.detach()), numpy=False)
+        return RuleInputs(_checked(X.detach()), numpy=False)
     if isinstance(X, np.ndarray):
-        return Inputs(_checked(_tensor(X)), numpy=True)
+        return RuleInputs(_checked(_tensor(X)), numpy=True)
     anything: object = X
     if isinstance(anything, str) or not isinstance(anything, Iterable):
         raise UserError(f"messages must be a tensor, an array or a list of vectors; got {type(X).__name__}")
@@ -57,7 +57,7 @@ def messages(X: Vectors) -> Inputs:
         raise UserError(f"all messages must be on one device; got {', '.join(devices)}")
     dtype = functools.reduce(torch.promote_types, (row.dtype for row in rows))
     stacked = torch.stack([row.detach().to(dtype) for row in rows])
-    return Inputs(_checked(stacked), numpy=not any(isinstance(row, Tensor) for row in X))
+    return RuleInputs(_checked(stacked), numpy=not any(isinstance(row, Tensor) for row in X))
 
 
 def _tensor(array: Any) -> Tensor:

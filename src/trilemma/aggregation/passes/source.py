@@ -47,7 +47,7 @@ class Stream:
         self.chunks = chunks
         self.n = len(next(iter(self._messages())).X)
 
-    def _messages(self) -> Iterator[inputs.Inputs]:
+    def _messages(self) -> Iterator[inputs.RuleInputs]:
         n, seen = None, False
         for chunk in self.chunks() if callable(self.chunks) else self.chunks:
             given = inputs.messages(chunk)
@@ -98,7 +98,7 @@ class InMemory(Stream):
         self.given, self.known = inputs.messages(X), known
         self.n = len(self.given.X)
 
-    def _messages(self) -> Iterator[inputs.Inputs]:
+    def _messages(self) -> Iterator[inputs.RuleInputs]:
         yield self.given
 
     def geometry(self) -> Geometry:

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from trilemma.base.errors import UserError, nearest
-from trilemma.data.own.columns import ClientExamples, Column, Place, read_column
+from trilemma.data.own.columns import ClientExamples, Column, ColumnPlace, read_column
 from trilemma.data.own.reading import Reading
 from trilemma.data.own.table_files import Share, is_table, whole
 from trilemma.data.own.targets import Target, Targets
@@ -78,14 +78,15 @@ def from_clients(
     trilemma.base.errors.UserError: client 1, row 0, column 0: nan is not a finite number; ...
     """
     named = dict(clients) if isinstance(clients, Mapping) else dict(enumerate(clients))
-    train = [read_examples(given, Place(_who(client)), label) for client, given in named.items()]
+    train = [read_examples(given, ColumnPlace(_who(client)), label) for client, given in named.items()]
     own_tests = _per_client(test)
     if own_tests is None:
-        tests = [] if test is None else [read_examples(test, Place("the test data"), label)]
+        tests = [] if test is None else [read_examples(test, ColumnPlace("the test data"), label)]
     else:
         _same_clients(named, own_tests)
         tests = [
-            read_examples(own_tests[client], Place(f"{_who(client)}'s test data"), label) for client in named
+            read_examples(own_tests[client], ColumnPlace(f"{_who(client)}'s test data"), label)
+            for client in named
         ]
     return assemble(train, tests, own_tests is not None, Targets(target, classes), length, name)
 
@@ -140,7 +141,7 @@ def assemble(
     )
 
 
-def read_examples(given: Any, place: Place, label: str | None = None) -> ClientExamples:
+def read_examples(given: Any, place: ColumnPlace, label: str | None = None) -> ClientExamples:
     """Read one client's examples, in any of the forms the module names."""
     if is_table(given):
         share = given if isinstance(given, Share) else whole(given)
@@ -184,13 +185,13 @@ def read_examples(given: Any, place: Place, label: str | None = None) -> ClientE
 
 
 def _without_label(
-    columns: Mapping[str, Any], place: Place, label: str | None
+    columns: Mapping[str, Any], place: ColumnPlace, label: str | None
 ) -> tuple[Mapping[str, Any], Any]:
     chosen = _label(columns, place, label)
     return {name: values for name, values in columns.items() if name != chosen}, columns[chosen]
 
 
-def _label(columns: Mapping[str, Any], place: Place, label: str | None) -> str:
+def _label(columns: Mapping[str, Any], place: ColumnPlace, label: str | None) -> str:
     """Return which column is the label's."""
     names = [label] if label is not None else [name for name in LABELS if name in columns]
     if len(names) != 1 or names[0] not in columns:
@@ -207,7 +208,7 @@ def _items(given: torch.utils.data.Dataset[Any]) -> Iterator[Any]:
     return (given[index] for index in range(len(cast(Any, given))))
 
 
-def _from_items(items: list[Any], place: Place, label: str | None) -> tuple[Any, Any]:
+def _from_items(items: list[Any], place: ColumnPlace, label: str | None) -> tuple[Any, Any]:
     """Turn a list of examples into columns."""
     for row, item in enumerate(items):
         if type(item) is not type(items[0]) or not (
@@ -223,7 +224,7 @@ def _from_items(items: list[Any], place: Place, label: str | None) -> tuple[Any,
     return (_collected(x, place) if x and isinstance(x[0], Mapping) else x), y
 
 
-def _collected(rows: Sequence[Mapping[str, Any]], place: Place) -> dict[str, list[Any]]:
+def _collected(rows: Sequence[Mapping[str, Any]], place: ColumnPlace) -> dict[str, list[Any]]:
     for number, row in enumerate(rows):
         if set(row) != set(rows[0]):
             raise UserError(f"{place.at(number)}: columns {sorted(row)}, row 0 has {sorted(rows[0])}")

@@ -14,10 +14,10 @@ from trilemma.base.errors import UserError
 
 
 @dataclass(frozen=True)
-class Place:
+class ColumnPlace:
     """Where examples came from, for messages: whose they are, their rows there, the names of their columns.
 
-    >>> Place("client 'north'", rows=np.array([4, 7]), names=("age", "pulse")).at(1, "", (0,))
+    >>> ColumnPlace("client 'north'", rows=np.array([4, 7]), names=("age", "pulse")).at(1, "", (0,))
     "client 'north', row 7, column 'age'"
     """
 
@@ -100,7 +100,7 @@ class Column:
 class ClientExamples:
     """One client's examples as they were given: columns (a single one has the empty name) and targets."""
 
-    place: Place
+    place: ColumnPlace
     x: Mapping[str, Column]
     y: Column
 
@@ -108,7 +108,7 @@ class ClientExamples:
         return len(self.y)
 
 
-def read_column(values: Any, place: Place, column: str, *, text: bool = False) -> Column:
+def read_column(values: Any, place: ColumnPlace, column: str, *, text: bool = False) -> Column:
     """Read a column: floats become float32, integers int64, booleans stay; anything else is refused.
 
     `text`: leave text as it is, for labels that have names.
@@ -145,7 +145,7 @@ def _is_row(value: Any) -> bool:
     return not isinstance(value, str) and (isinstance(value, Sequence) or getattr(value, "ndim", 0) > 0)
 
 
-def _row(value: Any, place: Place, number: int, column: str) -> Tensor:
+def _row(value: Any, place: ColumnPlace, number: int, column: str) -> Tensor:
     """Read one row that is a list or an array."""
     if isinstance(value, Tensor):
         return _number_type(value.detach().cpu(), place, column)
@@ -168,7 +168,7 @@ def _alike(rows: list[Tensor]) -> list[Tensor]:
     return [row.to(common) if len(row) else torch.empty((0, *inner), dtype=common) for row in rows]
 
 
-def _scalars(values: Any, place: Place, column: str, text: bool) -> np.ndarray:
+def _scalars(values: Any, place: ColumnPlace, column: str, text: bool) -> np.ndarray:
     """Return a list of single values as an array, or say which of them is no number."""
     numbers = [value.item() if isinstance(value, Tensor | np.generic) else value for value in values]
     if text and numbers and all(isinstance(value, str) for value in numbers):
@@ -179,7 +179,7 @@ def _scalars(values: Any, place: Place, column: str, text: bool) -> np.ndarray:
     return np.array(numbers) if numbers else np.empty(0, dtype=np.int64)
 
 
-def _number_type(values: Tensor, place: Place, column: str) -> Tensor:
+def _number_type(values: Tensor, place: ColumnPlace, column: str) -> Tensor:
     if values.is_floating_point():
         return values.to(torch.float32)
     if values.is_complex():
@@ -187,7 +187,7 @@ def _number_type(values: Tensor, place: Place, column: str) -> Tensor:
     return values if values.dtype == torch.bool else values.to(torch.int64)
 
 
-def _no_number(value: Any, place: Place, row: int, column: str) -> NoReturn:
+def _no_number(value: Any, place: ColumnPlace, row: int, column: str) -> NoReturn:
     shown = repr(value.item() if isinstance(value, np.generic) else value)
     raise UserError(
         f"{place.at(row, column)}: {shown[:40]}{'…' if len(shown) > 40 else ''} is not a number"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trilemma.base.errors import UserError, nearest
-from trilemma.data.own.columns import ClientExamples, Column, Place, read_column
+from trilemma.data.own.columns import ClientExamples, Column, ColumnPlace, read_column
 from trilemma.data.own.table_files import Columns, read_table
 
 Prepare = Callable[[dict[str, Any]], Columns]
@@ -57,16 +57,16 @@ class Reading:
             for name in (*labels, *features):
                 lacking |= np.array([is_missing(columns[name][row]) for row in rows], dtype=bool)
             rows = rows[~lacking]
-        place = Place(who, rows)
+        place = ColumnPlace(who, rows)
         target = [read_column(_rows(columns[name], rows), place, name, text=True) for name in labels]
         read = {name: self._feature(columns, name, rows, place) for name in features}
         y = target[0] if isinstance(self.label, str) else _matrix(target, torch.float32)
         if all(column.single for column in read.values()):
             matrix = {"": _matrix([*read.values()], torch.float32)} if read else {}
-            return ClientExamples(Place(who, rows, features), matrix, y)
+            return ClientExamples(ColumnPlace(who, rows, features), matrix, y)
         return ClientExamples(place, read, y)
 
-    def _feature(self, columns: Columns, name: str, rows: np.ndarray, place: Place) -> Column:
+    def _feature(self, columns: Columns, name: str, rows: np.ndarray, place: ColumnPlace) -> Column:
         column = read_column(_rows(columns[name], rows), place, name, text=True)
         if isinstance(column.values, np.ndarray):
             raise UserError(

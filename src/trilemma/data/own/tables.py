@@ -14,7 +14,7 @@ import numpy as np
 
 from trilemma.base.errors import DataUnavailable, UserError, nearest
 from trilemma.data.own.clients import assemble, read_examples
-from trilemma.data.own.columns import ClientExamples, Place
+from trilemma.data.own.columns import ClientExamples, ColumnPlace
 from trilemma.data.own.reading import Prepare, Reading, is_missing
 from trilemma.data.own.table_files import SUFFIXES, Columns, Share, read_table
 from trilemma.data.own.targets import Target, Targets
@@ -144,7 +144,7 @@ def _read_file(path: Path, who: str, reading: Reading) -> ClientExamples:
     if path.suffix == ".npz":
         arrays = read_table(path)
         if reading.prepare is None and {*arrays} == {"x", "y"}:
-            return read_examples((arrays["x"], arrays["y"]), Place(who))
+            return read_examples((arrays["x"], arrays["y"]), ColumnPlace(who))
     columns = reading.columns(path)
     return reading.examples(columns, who, np.arange(_count(columns)))
 

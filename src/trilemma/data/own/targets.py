@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trilemma.base.errors import UserError
-from trilemma.data.own.columns import Column, Place
+from trilemma.data.own.columns import Column, ColumnPlace
 from trilemma.data.types import IGNORED
 
 Target = Literal["classes", "multi-label", "tokens", "values"]
@@ -30,7 +30,7 @@ class Targets:
     classes: int | Sequence[Any] | None = None
 
     def read(
-        self, given: Sequence[tuple[Place, Column]], length: int | None = None
+        self, given: Sequence[tuple[ColumnPlace, Column]], length: int | None = None
     ) -> tuple[list[Tensor], int | None]:
         """Return everybody's targets and the number of classes, if there are any.
 
@@ -77,7 +77,7 @@ class Targets:
         named = self.classes is not None and not isinstance(self.classes, int)
         return replace(self, kind=self.kind or _kind(first, sequences, named))
 
-    def _numbered(self, place: Place, column: Column) -> Column:
+    def _numbered(self, place: ColumnPlace, column: Column) -> Column:
         """Replace names of classes by their numbers."""
         if self.classes is None or isinstance(self.classes, int):
             if isinstance(column.values, np.ndarray):
@@ -92,7 +92,7 @@ class Targets:
             return Column([self._look_up(place, row.tolist(), numbers) for row in column.values])
         return Column(self._look_up(place, column.values.tolist(), numbers))
 
-    def _look_up(self, place: Place, labels: Sequence[Any], numbers: dict[Any, int]) -> Tensor:
+    def _look_up(self, place: ColumnPlace, labels: Sequence[Any], numbers: dict[Any, int]) -> Tensor:
         for row, label in enumerate(labels):
             if label not in numbers:
                 raise UserError(f"{place.at(row)}: label {label!r}; allowed: {', '.join(map(repr, numbers))}")
@@ -119,7 +119,7 @@ def _kind(column: Column, sequences: bool, named: bool) -> Target:
     return "values"
 
 
-def _stacked(place: Place, column: Column) -> Tensor:
+def _stacked(place: ColumnPlace, column: Column) -> Tensor:
     lengths = column.lengths
     if lengths is not None and len(set(lengths.tolist())) > 1:
         row = int(np.flatnonzero(lengths != lengths[0])[0])
@@ -127,12 +127,14 @@ def _stacked(place: Place, column: Column) -> Tensor:
     return column.dense(None, 0)
 
 
-def _padded(given: Sequence[tuple[Place, Column]], length: int | None) -> list[tuple[Place, Tensor]]:
+def _padded(
+    given: Sequence[tuple[ColumnPlace, Column]], length: int | None
+) -> list[tuple[ColumnPlace, Tensor]]:
     longest = max((int(c.lengths.max()) for _, c in given if c.lengths is not None and len(c)), default=0)
     return [(place, column.dense(length or longest, IGNORED)) for place, column in given]
 
 
-def _class(place: Place, values: Tensor, kind: str) -> Tensor:
+def _class(place: ColumnPlace, values: Tensor, kind: str) -> Tensor:
     """Read class labels: whole numbers, one per example unless they are the tokens'."""
     if kind == "classes" and values.dim() > 1:
         if values.shape[1:].numel() != 1:
@@ -152,7 +154,7 @@ def _class(place: Place, values: Tensor, kind: str) -> Tensor:
     return whole.to(torch.int64)
 
 
-def _several(place: Place, values: Tensor, kind: str) -> Tensor:
+def _several(place: ColumnPlace, values: Tensor, kind: str) -> Tensor:
     """Read yes-or-no labels."""
     if values.dim() != 2:
         raise UserError(f"{place.who}: multi-label targets are a matrix, a row for each example")
@@ -166,13 +168,13 @@ def _several(place: Place, values: Tensor, kind: str) -> Tensor:
     return values.to(torch.float32)
 
 
-def _values(place: Place, values: Tensor, kind: str) -> Tensor:
+def _values(place: ColumnPlace, values: Tensor, kind: str) -> Tensor:
     """Read any numbers."""
     place.check_finite(values, "the target")
     return values.to(torch.float32)
 
 
-def _check_range(place: Place, target: Tensor, classes: int, kind: str) -> None:
+def _check_range(place: ColumnPlace, target: Tensor, classes: int, kind: str) -> None:
     wrong = (target < 0) | (target >= classes)
     if kind == "tokens":
         wrong &= target != IGNORED

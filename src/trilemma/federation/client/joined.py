@@ -20,12 +20,12 @@ KEPT = 1000
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedEpochs:
     """The epochs in the file `path`; `runs` is where runs have their folders.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> joined = Joined(folder / "joined", folder / "runs")
+    >>> joined = JoinedEpochs(folder / "joined", folder / "runs")
     >>> joined.claim("monday", 0); joined.claim("monday", 3); joined.claim("tuesday", 0)
     >>> joined.claim("monday", 2)
     Traceback (most recent call last):

@@ -27,7 +27,7 @@ class _EntryHeader(kinds.Header):
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """The last answer: the question it belongs to (by digest), what was sent, and the state around it.
 
     `inquired` is the digest of what was asked after it in the same round, where something was.
@@ -57,12 +57,12 @@ class Again:
     sent: wire.Tensors
 
 
-def what_to_do(entry: Entry | None, client: int, ask: kinds.Ask, asked: str) -> Fresh | Again:
+def what_to_do(entry: JournalEntry | None, client: int, ask: kinds.Ask, asked: str) -> Fresh | Again:
     """Decide how to answer a question, given the last answer.
 
     >>> import torch
     >>> sent, before, after = {"vector": torch.ones(1)}, {"m": torch.zeros(1)}, {"m": torch.ones(1)}
-    >>> entry = Entry("run", 0, 4, "digest", sent, before, after)
+    >>> entry = JournalEntry("run", 0, 4, "digest", sent, before, after)
     >>> following = kinds.Ask(run="run", epoch=0, round=5, heard={"2": 4}, unused=[])
     >>> what_to_do(entry, 2, following, "other").state
     {'m': tensor([1.])}
@@ -94,7 +94,7 @@ def what_to_do(entry: Entry | None, client: int, ask: kinds.Ask, asked: str) -> 
     return Again(entry.sent)
 
 
-def what_to_tell(entry: Entry | None, inquire: kinds.Inquire, asked: str) -> Entry:
+def what_to_tell(entry: JournalEntry | None, inquire: kinds.Inquire, asked: str) -> JournalEntry:
     """Return the entry that a second question of a round is answered from, with that question in it.
 
     Only the last answer's round can be asked about, and only one thing.
@@ -117,7 +117,7 @@ class _ScoreHeader(kinds.Header):
 
 
 @dataclass(frozen=True)
-class Score:
+class ToldScore:
     """The last evaluation that was answered: the question, by digest, and what was told."""
 
     run: str
@@ -127,12 +127,12 @@ class Score:
     told: wire.Tensors
 
 
-def told_before(score: Score | None, evaluate: kinds.Evaluate, asked: str) -> wire.Tensors | None:
+def told_before(score: ToldScore | None, evaluate: kinds.Evaluate, asked: str) -> wire.Tensors | None:
     """Return what was told to this very question; None where it is a new one. An old one is refused.
 
     >>> import torch
     >>> told = {"share": torch.ones(1)}
-    >>> before = Score("run", 0, 4, "digest", told)
+    >>> before = ToldScore("run", 0, 4, "digest", told)
     >>> again = kinds.Evaluate(run="run", epoch=0, round=4)
     >>> told_before(before, again, "digest") == told
     True
@@ -159,24 +159,26 @@ class Scores:
     def __init__(self, folder: Path) -> None:
         self._file = folder / "score"
 
-    def last(self) -> Score | None:
+    def last(self) -> ToldScore | None:
         """Return the last one; a broken file is as good as lost, and the ledger says what is over."""
         found = sealed_files.read(self._file, _ScoreHeader) if self._file.is_file() else None
         if found is None:
             return None
         header, tensors = found
-        return Score(header.run, header.epoch, header.round, header.asked, tensors)
+        return ToldScore(header.run, header.epoch, header.round, header.asked, tensors)
 
-    def write(self, score: Score) -> None:
+    def write(self, score: ToldScore) -> None:
         """Replace the last one; on disk when this returns."""
         header = _ScoreHeader(run=score.run, epoch=score.epoch, round=score.round, asked=score.asked)
         sealed_files.write(self._file, header, score.told)
 
 
-def _entry(header: _EntryHeader, tensors: wire.Tensors) -> Entry:
+def _entry(header: _EntryHeader, tensors: wire.Tensors) -> JournalEntry:
     """Return the entry that a file holds."""
     sent, before, after = (part_of(name, tensors) for name in ("sent", "before", "after"))
-    return Entry(header.run, header.epoch, header.round, header.asked, sent, before, after, header.inquired)
+    return JournalEntry(
+        header.run, header.epoch, header.round, header.asked, sent, before, after, header.inquired
+    )
 
 
 class Journal:
@@ -187,10 +189,10 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "journal"
-        self._last: Entry | None = None
+        self._last: JournalEntry | None = None
         self._version: tuple[int, ...] = ()
 
-    def last(self) -> Entry | None:
+    def last(self) -> JournalEntry | None:
         """Return the last entry."""
         if not self._file.is_file():
             return None
@@ -203,7 +205,7 @@ class Journal:
         self._last, self._version = _entry(*found), version
         return self._last
 
-    def write(self, entry: Entry) -> Entry:
+    def write(self, entry: JournalEntry) -> JournalEntry:
         """Replace the last entry, on disk when this returns; return it as it lies there, where it is long."""
         header = _EntryHeader(
             run=entry.run,

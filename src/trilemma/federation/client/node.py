@@ -31,10 +31,10 @@ from trilemma.base.keys import Key
 from trilemma.base.stopwatch import Stopwatch
 from trilemma.federation.client.journal import (
     Again,
-    Entry,
     Journal,
-    Score,
+    JournalEntry,
     Scores,
+    ToldScore,
     told_before,
     what_to_do,
     what_to_tell,
@@ -52,7 +52,7 @@ from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.admission import HEADROOM
 from trilemma.federation.protocol.broadcasts import Described, check_broadcast, described, length_of
 from trilemma.federation.protocol.event_fields import figures
-from trilemma.federation.protocol.expulsions import Expulsion, check_announced
+from trilemma.federation.protocol.expulsions import AnnouncedExpulsion, check_announced
 from trilemma.federation.protocol.reasons import Reason, Refused, note_down, reason_for, write_down
 from trilemma.federation.protocol.wire import Whole
 from trilemma.federation.server.scoring import SHARE
@@ -211,7 +211,9 @@ class Node:
         self.say(events.EPOCH_JOINED(run=hello.run, epoch=hello.epoch))
         return wire.dumps(kinds.Joined(client=self.client, run=hello.run, epoch=hello.epoch, key=key))
 
-    def _check_expulsions(self, session: Session, announced: list[Expulsion]) -> list[Expulsion]:
+    def _check_expulsions(
+        self, session: Session, announced: list[AnnouncedExpulsion]
+    ) -> list[AnnouncedExpulsion]:
         """Refuse what this client cannot have been told so far; return whose expulsion is news."""
         before = () if session.secrets is None else session.secrets.expelled
         expels = self.task.resolved.algorithm.members is not None
@@ -293,7 +295,7 @@ class Node:
             noise = partial(session.noise, secrets)
             sent, after, loss = self._computed(ask, broadcast, before, noise, watch)
             with watch.stage("journal"):
-                kept = journal.write(Entry(ask.run, ask.epoch, ask.round, asked, sent, before, after))
+                kept = journal.write(JournalEntry(ask.run, ask.epoch, ask.round, asked, sent, before, after))
         answer, seconds = wire.parts_of(header, kept.sent), watch.take()
         session.note(
             {
@@ -369,7 +371,7 @@ class Node:
             me = OneClient(self.client, self.task, session.own_noise(), seed=0)
             share, failures = me.right_answers(model["params"])
             told = {SHARE: own.told(share, me.noise, me.ids, round_)}
-            scores.write(Score(run, epoch, round_, asked, told))
+            scores.write(ToldScore(run, epoch, round_, asked, told))
         tell_owner(self.party.log, f"the evaluation after round {round_} of run {run!r}", failures)
         self.say(events.SCORE_TOLD(run=run, epoch=epoch, round=round_, epsilon=figures(epsilon)))
         return wire.dumps(header, told)

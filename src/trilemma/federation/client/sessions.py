@@ -20,13 +20,13 @@ from typing import Any
 from pydantic import Field
 
 from trilemma.base.errors import PrivacyError
-from trilemma.federation.client.joined import Joined
+from trilemma.federation.client.joined import JoinedEpochs
 from trilemma.federation.party import sealed_files
 from trilemma.federation.party.layout import Party
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol.confirmation import Confirmation, MemberList, Position, Sighting, Witness
 from trilemma.federation.protocol.events import listed
-from trilemma.federation.protocol.expulsions import Expulsion, clients_of
+from trilemma.federation.protocol.expulsions import AnnouncedExpulsion, clients_of
 from trilemma.federation.protocol.reasons import Reason, Refused
 from trilemma.privacy.secrets import (
     Handshake,
@@ -109,12 +109,12 @@ class _SessionHeader(kinds.Header):
     plan: str = ""
     confirmation: str = ""
     confirmed: bool = False
-    expelled: list[Expulsion] = Field(default_factory=list)
+    expelled: list[AnnouncedExpulsion] = Field(default_factory=list)
 
 
 class _ExpelledHeader(kinds.Header):
     kind = "told"
-    expulsion: Expulsion
+    expulsion: AnnouncedExpulsion
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Secrets:
     terms: str = ""
     confirmation: str = ""
     confirmed: bool = False
-    expelled: tuple[Expulsion, ...] = ()
+    expelled: tuple[AnnouncedExpulsion, ...] = ()
     plan: str = ""
 
     @property
@@ -159,7 +159,7 @@ class Session:
             return None
         found = sealed_files.read(self._file, _SessionHeader)
         if found is None:
-            return None  # as good as lost: its epoch is not joined again (`Joined` has it), the next is
+            return None  # as good as lost: its epoch is not joined again (`JoinedEpochs` has it), the next is
         header, _ = found
         if not self._is_own(header):
             return None  # another run's or another client's: noise from it would be somebody else's
@@ -198,17 +198,17 @@ class Session:
         sealed_files.write(self._file, header)
 
     @property
-    def expelled(self) -> Expulsion | None:
+    def expelled(self) -> AnnouncedExpulsion | None:
         """Why this client was expelled from the run, where it was told so."""
         found = sealed_files.read(self._told, _ExpelledHeader) if self._told.is_file() else None
         return None if found is None else found[0].expulsion
 
-    def leave(self, expulsion: Expulsion) -> None:
+    def leave(self, expulsion: AnnouncedExpulsion) -> None:
         """Write down that this client was expelled: it does not come back."""
         if self.expelled is None:
             sealed_files.write(self._told, _ExpelledHeader(expulsion=expulsion))
 
-    def open(self, epoch: int, expelled: Sequence[Expulsion] = ()) -> str:
+    def open(self, epoch: int, expelled: Sequence[AnnouncedExpulsion] = ()) -> str:
         """Return this client's signed offer for an epoch, the same one however often the server asks.
 
         A newer epoch replaces the secrets of the older one. `expelled` are those the server names; what is
@@ -231,7 +231,7 @@ class Session:
             handshake = Handshake(identity, roster, epoch_name(self.run, epoch))
             if handshake.index != self.party.client:
                 raise PrivacyError(f"this identity is client {handshake.index} on the roster")
-            Joined(self.party.state / "joined", self.party.state / "runs").claim(self.run, epoch)
+            JoinedEpochs(self.party.state / "joined", self.party.state / "runs").claim(self.run, epoch)
         except PrivacyError as error:
             raise Refused(Reason.KEYS, str(error)) from None
         self._handshake, offer = handshake, handshake.offer.encode().hex()

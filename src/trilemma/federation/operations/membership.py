@@ -35,7 +35,7 @@ BUNDLES = "bundles"
 
 
 @dataclass(frozen=True)
-class Change:
+class MembershipChange:
     """What was done: the roster now in force, parties changed here at once, bundles for those elsewhere."""
 
     roster: SignedRoster
@@ -126,7 +126,7 @@ def parties_beside(authority: Authority) -> list[Party]:
     return layout.parties(beside) if any(beside.glob(f"*/{public_facts.PUBLIC}")) else []
 
 
-def spread(authority: Authority, roster: SignedRoster, client: int | None = None) -> Change:
+def spread(authority: Authority, roster: SignedRoster, client: int | None = None) -> MembershipChange:
     """Let everybody have a new roster who needs it now: the server, and the client it is about."""
     beside = {party.name: party for party in parties_beside(authority)}
     wanted = ["server", *([] if client is None else [f"client-{client}"])]
@@ -144,10 +144,10 @@ def spread(authority: Authority, roster: SignedRoster, client: int | None = None
         for party in beside.values():
             if party.client is not None:
                 adoption.know(party, [roster.clients[client].identity])
-    return Change(roster, tuple(here), tuple(written), client)
+    return MembershipChange(roster, tuple(here), tuple(written), client)
 
 
-def add(folder: Path, request: Request | None) -> Change:
+def add(folder: Path, request: Request | None) -> MembershipChange:
     """Let a client in: one that sent a request, or one whose folder is made here, keys and all."""
     authority = Authority.open(folder)
     if request is not None:
@@ -161,7 +161,7 @@ def add(folder: Path, request: Request | None) -> Change:
     return _add_here(authority, beside)
 
 
-def _add_here(authority: Authority, beside: list[Party]) -> Change:
+def _add_here(authority: Authority, beside: list[Party]) -> MembershipChange:
     """Make a client's folder beside the others, as `init` does: whoever does it sees its keys."""
     before, model = authority.roster, beside[-1]
     client = Party(authority.folder.resolve().parent / f"client-{len(before.clients)}", len(before.clients))
@@ -190,7 +190,7 @@ def _add_here(authority: Authority, beside: list[Party]) -> Change:
     return spread(authority, roster, client.client)
 
 
-def leave(folder: Path, name: str) -> Change:
+def leave(folder: Path, name: str) -> MembershipChange:
     """Remove a client."""
     authority = Authority.open(folder)
     place = authority.roster.place(name)
@@ -202,7 +202,7 @@ def leave(folder: Path, name: str) -> Change:
     return replace(change, client=place)
 
 
-def rotate(folder: Path, name: str, request: Request | None, lost: bool = False) -> Change:
+def rotate(folder: Path, name: str, request: Request | None, lost: bool = False) -> MembershipChange:
     """Give a client new keys: those of its request, or ones that are made here in its folder."""
     authority = Authority.open(folder)
     place = authority.roster.place(name)

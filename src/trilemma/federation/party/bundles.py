@@ -29,7 +29,7 @@ from trilemma.federation.party import layout, provisioning
 from trilemma.federation.party.adoption import adopt
 from trilemma.federation.party.layout import Party
 from trilemma.federation.party.public_facts import Federation
-from trilemma.federation.party.requests import Keys, next_keys
+from trilemma.federation.party.requests import RequestKeys, next_keys
 
 LARGEST = 4 << 20
 """Bytes of a bundle that is read."""
@@ -135,7 +135,7 @@ def begin(folder: Path, bundle: Bundle) -> Party:
 
     What a crash left of an earlier try is written over.
     """
-    keys = Keys(folder / "secrets")
+    keys = RequestKeys(folder / "secrets")
     if not keys.identity.is_file():
         raise UserError(f"{folder} is no party's folder, and no request was made in it")
     _check_own(keys, bundle)
@@ -159,7 +159,7 @@ def install(folder: Path, bundle: Bundle) -> Party:
         if party.client is not None:
             waiting = next_keys(party)
             asked_for = waiting.identity.is_file() and waiting.public == bundle.identity
-            _check_own(waiting if asked_for else Keys(party.identity.parent), bundle)
+            _check_own(waiting if asked_for else RequestKeys(party.identity.parent), bundle)
         elif not certificates.belongs(bundle.certificate, party.certificate_key.read_bytes()):
             raise UserError("the bundle's certificate is not about this server's key")
         files.write_atomically(party.installing, bundle.text.encode())
@@ -232,7 +232,7 @@ def _remember(party: Party, bundle: Bundle) -> None:
     files.write_atomically(party.installed, json.dumps(last).encode())
 
 
-def _check_own(keys: Keys, bundle: Bundle) -> None:
+def _check_own(keys: RequestKeys, bundle: Bundle) -> None:
     """Refuse a bundle that is about somebody else's keys, or about one who was removed."""
     if keys.public != bundle.identity:
         raise UserError(f"the bundle's roster has another identity for {bundle.party} than this folder")

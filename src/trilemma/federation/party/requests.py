@@ -60,7 +60,7 @@ class _File(Strict):
 
 
 @dataclass(frozen=True)
-class Keys:
+class RequestKeys:
     """The private halves of a client's keys, as files in `folder`."""
 
     folder: Path
@@ -166,14 +166,14 @@ def request_rotation(client: Party) -> Path:
     return _write(client.folder / REQUEST, keys, member.name, former)
 
 
-def next_keys(client: Party) -> Keys:
+def next_keys(client: Party) -> RequestKeys:
     """Return where a client's next keys wait for the authority's answer."""
-    return Keys(client.folder / "secrets" / "next")
+    return RequestKeys(client.folder / "secrets" / "next")
 
 
-def new_keys(folder: Path) -> Keys:
+def new_keys(folder: Path) -> RequestKeys:
     """Make a client's two keys in a folder of their own: all of them are there, or none."""
-    begun = Keys(folder.with_name(folder.name + ".tmp"))
+    begun = RequestKeys(folder.with_name(folder.name + ".tmp"))
     if begun.folder.exists():
         shutil.rmtree(begun.folder)
     begun.folder.mkdir(mode=0o700)
@@ -181,15 +181,15 @@ def new_keys(folder: Path) -> Keys:
     files.write_atomically(begun.tls, tls_keys.new_request("client")[0], secret=True)
     begun.folder.rename(folder)
     files.sync_folder(folder.parent)
-    return Keys(folder)
+    return RequestKeys(folder)
 
 
-def _write(path: Path, keys: Keys, name: str, former: Former | None = None) -> Path:
+def _write(path: Path, keys: RequestKeys, name: str, former: Former | None = None) -> Path:
     files.write_atomically(path, request_for(keys, name, former).encode())
     return path
 
 
-def request_for(keys: Keys, name: str, former: Former | None = None) -> str:
+def request_for(keys: RequestKeys, name: str, former: Former | None = None) -> str:
     """Return a request for these keys, as text."""
     identity, tls = Identity.load(keys.identity), keys.tls.read_bytes()
     content = _Content(

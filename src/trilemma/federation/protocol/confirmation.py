@@ -31,7 +31,7 @@ from pathlib import Path
 from trilemma.base import files
 from trilemma.base.errors import PrivacyError
 from trilemma.base.typed import Count
-from trilemma.federation.protocol.expulsions import Expulsion
+from trilemma.federation.protocol.expulsions import AnnouncedExpulsion
 from trilemma.privacy.secrets import Identity, Roster, check_signature
 
 SIGNATURE = re.compile("[0-9a-f]{128}")
@@ -77,7 +77,7 @@ class MemberList:
     epoch: int
     terms: str
     offers: Mapping[int, str]
-    expelled: Sequence[Expulsion] = ()
+    expelled: Sequence[AnnouncedExpulsion] = ()
 
     def digest(self, roster: Roster) -> str:
         """Return what stands for the list where it is signed."""

@@ -21,7 +21,7 @@ from typing import Literal
 from trilemma.base.errors import UserError
 
 
-class Stopped(UserError):
+class EpochsStopped(UserError):
     """The federation cannot go on; the message says what is missing."""
 
 
@@ -67,14 +67,14 @@ def open_epoch(policy: Policy, number: int, joined: Iterable[int], terms: str = 
     (0, 1, 2, 4)
     >>> open_epoch(Policy(5, 1), 1, [0, 1])
     Traceback (most recent call last):
-    trilemma.federation.protocol.epochs.Stopped: 2 of 5 clients joined epoch 1; ...
+    trilemma.federation.protocol.epochs.EpochsStopped: 2 of 5 clients joined epoch 1; ...
     """
     members = tuple(sorted(set(joined) & set(policy.everyone)))
     if len(policy.everyone) - len(members) <= policy.tolerated:
         return Epoch(number, members, policy.everyone, terms)
     needed = 2 * policy.tolerated + 1
     if len(members) < needed:
-        raise Stopped(
+        raise EpochsStopped(
             f"{len(members)} of {len(policy.everyone)} clients joined epoch {number}; with up to "
             f"{policy.tolerated} liars at least {needed} are needed"
         )
@@ -137,7 +137,7 @@ def decide(policy: Policy, epoch: Epoch, answered: Iterable[int], attempt: int) 
 def check_progress(policy: Policy, round_: int, failed_epochs: int, reasons: Iterable[str] = ()) -> None:
     """Stop a run whose round failed in epoch after epoch: each try costs the clients privacy."""
     if failed_epochs >= policy.epochs_per_round:
-        raise Stopped(
+        raise EpochsStopped(
             f"round {round_} failed in {failed_epochs} epochs in a row; every try costs the clients privacy, "
             "so the run stops here and will continue here when started again. Reasons given: "
             + ("; ".join(sorted(set(reasons))) or "none, clients were silent")

@@ -33,12 +33,12 @@ Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 Figure = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Expulsion(BaseModel):
+class AnnouncedExpulsion(BaseModel):
     """Who was expelled in which round (from 1, as in records), and why: see `conviction.Expulsion`.
 
     >>> from trilemma.learning.defences.evidence import conviction
     >>> found = conviction.Expulsion(3, "length", 9.0, 7.5)
-    >>> print(Expulsion.of(found, round_=4))
+    >>> print(AnnouncedExpulsion.of(found, round_=4))
     client 3 in round 4, length: 9 > 7.5
     """
 
@@ -51,7 +51,7 @@ class Expulsion(BaseModel):
     low: bool = False
 
     @classmethod
-    def of(cls, found: conviction.Expulsion, round_: int) -> Expulsion:
+    def of(cls, found: conviction.Expulsion, round_: int) -> AnnouncedExpulsion:
         """Return what is announced about a conviction."""
         plain = found.plain()
         del plain["others"]  # as many as there are clients, for each: they are in the record
@@ -61,7 +61,7 @@ class Expulsion(BaseModel):
     def holds(self) -> bool:
         """Whether the figures say what is claimed: beyond the threshold, or below it where that is a lie.
 
-        >>> Expulsion(client=1, round=1, test="length", statistic=9.0, threshold=7.5, low=True).holds
+        >>> AnnouncedExpulsion(client=1, round=1, test="length", statistic=9.0, threshold=7.5, low=True).holds
         False
         """
         if self.statistic is None or self.threshold is None:
@@ -82,13 +82,13 @@ class Expulsion(BaseModel):
         return f"client {self.client} in round {self.round}, {found}"
 
 
-def clients_of(expelled: Iterable[Expulsion]) -> frozenset[int]:
+def clients_of(expelled: Iterable[AnnouncedExpulsion]) -> frozenset[int]:
     """Return who is expelled."""
     return frozenset(one.client for one in expelled)
 
 
 def check_announced(
-    announced: Sequence[Expulsion], before: Sequence[Expulsion], clients: int, expels: bool
+    announced: Sequence[AnnouncedExpulsion], before: Sequence[AnnouncedExpulsion], clients: int, expels: bool
 ) -> None:
     """Refuse a list of expulsions that cannot be, or that does not go on from the one before.
 
@@ -105,5 +105,5 @@ def check_announced(
         raise Refused(Reason.EXPULSIONS, f"figures that prove nothing: {_said(wrong)}")
 
 
-def _said(expelled: Sequence[Expulsion]) -> str:
+def _said(expelled: Sequence[AnnouncedExpulsion]) -> str:
     return "; ".join(map(str, expelled)) or "none"

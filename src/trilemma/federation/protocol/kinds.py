@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trilemma.federation.protocol.expulsions import Expulsion
+from trilemma.federation.protocol.expulsions import AnnouncedExpulsion
 
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
 """The number of an epoch, a round or a client: from 0, and within what everybody's files can hold."""
@@ -30,7 +30,7 @@ class Hello(Header):
     epoch: Count
     terms: str
     roster: str = ""
-    expelled: list[Expulsion] = Field(default_factory=list)
+    expelled: list[AnnouncedExpulsion] = Field(default_factory=list)
 
 
 class Joined(Header):
@@ -157,7 +157,7 @@ class Expelled(Header):
 
     kind = "expelled"
     run: str
-    expulsion: Expulsion
+    expulsion: AnnouncedExpulsion
 
 
 class Noted(Header):

@@ -30,7 +30,7 @@ TOGETHER = 1 << 22
 """Numbers of a row that are written, or compared, together."""
 
 
-class Reference(BaseModel):
+class FileReference(BaseModel):
     """A tensor in a file, as a commit names it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -45,24 +45,24 @@ class Memory:
 
     folder: Path
 
-    def reference(self, tensor: Tensor) -> Reference | None:
+    def reference(self, tensor: Tensor) -> FileReference | None:
         """Return how a commit refers to a tensor; None where that does not lie here."""
         path = mapped.file_of(tensor)
         if path is None or path.parent != self.folder:
             return None
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return Reference(file=path.name, dtype=dtype, shape=list(tensor.shape))
+        return FileReference(file=path.name, dtype=dtype, shape=list(tensor.shape))
 
-    def references(self, rows: Tensor) -> list[Reference]:
+    def references(self, rows: Tensor) -> list[FileReference]:
         """Return how a commit refers to rows (n, d) that lie here, each a file; nothing where they do not."""
         if rows.dim() != 2:
             return []
         paths = [path for path in files_of(rows) if path is not None and path.parent == self.folder]
         if len(paths) != len(rows):
             return []
-        return [Reference(file=path.name, dtype="float32", shape=[rows.shape[1]]) for path in paths]
+        return [FileReference(file=path.name, dtype="float32", shape=[rows.shape[1]]) for path in paths]
 
-    def rows(self, references: Sequence[Reference]) -> Tensor:
+    def rows(self, references: Sequence[FileReference]) -> Tensor:
         """Return rows that a commit refers to, where they lie."""
         found = [self.tensor(one) for one in references]
         if len({(one.dtype, one.shape) for one in found}) != 1 or found[0].dim() != 1:
@@ -92,7 +92,7 @@ class Memory:
                 file.add(wire.raw(some))
             return file.finish()
 
-    def tensor(self, reference: Reference) -> Tensor:
+    def tensor(self, reference: FileReference) -> Tensor:
         """Return a tensor that a commit refers to, where it lies; refuse a file that is not as long."""
         try:
             path, dtype = self.folder / reference.file, wire.DTYPES[reference.dtype]
@@ -100,7 +100,7 @@ class Memory:
         except (OSError, LookupError, UserError) as error:
             raise wire.WireError(f"what was remembered is not to be had: {error}") from None
 
-    def check(self, references: Collection[Reference]) -> None:
+    def check(self, references: Collection[FileReference]) -> None:
         """Refuse files whose content is not what their names say: the disk changed it."""
         for name in sorted({one.file for one in references}):
             try:
@@ -125,7 +125,7 @@ class Memory:
             paths = {name: file.finish() for name, file in new.items()}
         return {name: mapped.opened(path, shapes[name], dtypes[name]) for name, path in paths.items()}
 
-    def forget_all_but(self, references: Collection[Reference]) -> None:
+    def forget_all_but(self, references: Collection[FileReference]) -> None:
         """Delete the files that none of these refers to, and what a crash left half written."""
         files.keep_only(self.folder, {one.file for one in references})
 

@@ -24,8 +24,8 @@ from trilemma.federation.party.layout import Party
 from trilemma.federation.party.plain_files import ends
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.epochs import Epoch
-from trilemma.federation.protocol.expulsions import Expulsion
-from trilemma.federation.protocol.memory import Memory, Reference
+from trilemma.federation.protocol.expulsions import AnnouncedExpulsion
+from trilemma.federation.protocol.memory import FileReference, Memory
 
 KEPT = 5
 """How many commits a run keeps: a disk that breaks the newest does not end the run."""
@@ -44,12 +44,12 @@ class _CommitHeader(kinds.Header):
     record: dict[str, Any]
     epoch_terms: str = ""
     plan: str = ""
-    expelled: list[Expulsion] = Field(default_factory=list)
-    files: dict[str, Reference] = Field(default_factory=dict)
-    row_files: dict[str, list[Reference]] = Field(default_factory=dict)
+    expelled: list[AnnouncedExpulsion] = Field(default_factory=list)
+    files: dict[str, FileReference] = Field(default_factory=dict)
+    row_files: dict[str, list[FileReference]] = Field(default_factory=dict)
 
     @property
-    def references(self) -> list[Reference]:
+    def references(self) -> list[FileReference]:
         """All files that are referred to."""
         return [*self.files.values(), *(one for rows in self.row_files.values() for one in rows)]
 
@@ -78,7 +78,7 @@ class Commit:
     unused: tuple[int, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
     remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
-    expelled: tuple[Expulsion, ...] = ()
+    expelled: tuple[AnnouncedExpulsion, ...] = ()
     plan: str = ""
 
     def parts(self, memory: Memory) -> list[bytes | memoryview]:
@@ -195,7 +195,7 @@ def check_began(server: Party, run: str, terms: str, plan: str) -> None:
         )
 
 
-def _references(path: Path) -> list[Reference]:
+def _references(path: Path) -> list[FileReference]:
     """Return what a commit refers to; of one that cannot be read, nothing."""
     if not ends(path):
         return []

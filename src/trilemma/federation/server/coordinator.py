@@ -24,7 +24,7 @@ from trilemma.federation.party.task import PartyTask, load_task
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.epochs import Attendance, Epoch, Policy, check_progress
 from trilemma.federation.protocol.event_fields import figures
-from trilemma.federation.protocol.expulsions import Expulsion, clients_of
+from trilemma.federation.protocol.expulsions import AnnouncedExpulsion, clients_of
 from trilemma.federation.protocol.shelf import Shelf
 from trilemma.federation.protocol.waiting import USUAL, Waiting, slow_ones, usual
 from trilemma.federation.server.commits import Commit, CommitLog, check_began
@@ -51,7 +51,7 @@ class Coordinator:
     say: events.Say = events.silent
     watch: Stopwatch = field(default_factory=Stopwatch)
     clock: Clock = field(default_factory=Clock)
-    expelled: tuple[Expulsion, ...] = ()
+    expelled: tuple[AnnouncedExpulsion, ...] = ()
     waiting: Waiting = field(default_factory=Waiting)
 
     @property
@@ -281,7 +281,10 @@ class Coordinator:
             with self.watch.stage("evaluate"):
                 scores = self._scores({**done.broadcast, **returned})
         record = self._record(commit, heard, done.report, scores)
-        epoch, expelled = commit.epoch, (*commit.expelled, *(Expulsion.of(one, finished) for one in found))
+        epoch, expelled = (
+            commit.epoch,
+            (*commit.expelled, *(AnnouncedExpulsion.of(one, finished) for one in found)),
+        )
         if found and epoch is not None:  # the others share secrets anew, whatever happens to this process
             epoch = Epoch(epoch.number)
         remembered = {**commit.remembered, **heard.remembered}

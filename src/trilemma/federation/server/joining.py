@@ -20,9 +20,9 @@ from trilemma.federation.party.adoption import Agreed
 from trilemma.federation.party.layout import Party
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.confirmation import Confirmation, MemberList, Sighting, Witness
-from trilemma.federation.protocol.epochs import Epoch, Policy, Stopped, open_epoch
+from trilemma.federation.protocol.epochs import Epoch, EpochsStopped, Policy, open_epoch
 from trilemma.federation.protocol.event_fields import without_quotes
-from trilemma.federation.protocol.expulsions import Expulsion
+from trilemma.federation.protocol.expulsions import AnnouncedExpulsion
 from trilemma.federation.protocol.transport import Reply
 from trilemma.federation.server.exchange import Clock, Correspondence, Patience
 
@@ -41,7 +41,7 @@ class Joining:
     exchange: Correspondence
     clock: Clock
     say: events.Say
-    expelled: tuple[Expulsion, ...] = ()
+    expelled: tuple[AnnouncedExpulsion, ...] = ()
     reasons: dict[int, str] = field(default_factory=dict)
 
     def call(
@@ -129,13 +129,13 @@ class Joining:
         members = set(joined)
         try:
             return open_epoch(self.policy, number, members, self.agreed.terms)
-        except Stopped as error:
+        except EpochsStopped as error:
             here, why = set(self.exchange.nodes().values()), defaultdict[str, list[int]](list)
             for client in sorted(set(self.policy.everyone) - members):
                 silent = "did not answer" if client in here else "not connected"
                 why[self.reasons.get(client, silent)].append(client)
             said = [f"client{'s' * (len(who) > 1)} {events.listed(who)}: {one}" for one, who in why.items()]
-            raise Stopped("; ".join([str(error), *said])) from None
+            raise EpochsStopped("; ".join([str(error), *said])) from None
 
     def _relay(
         self, epoch: Epoch, joined: Mapping[int, int], keys: Mapping[int, str]

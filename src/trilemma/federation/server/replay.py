@@ -19,7 +19,7 @@ from trilemma.federation.party.layout import Party
 from trilemma.federation.party.task import PartyTask, load_task
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol.admission import Admitted
-from trilemma.federation.protocol.expulsions import Expulsion, clients_of
+from trilemma.federation.protocol.expulsions import AnnouncedExpulsion, clients_of
 from trilemma.federation.server.commits import CommitLog
 from trilemma.federation.server.transcript import Transcript
 from trilemma.learning import Messages
@@ -35,7 +35,7 @@ class Replayed:
     """
 
     broadcast: State
-    expelled: tuple[Expulsion, ...] = ()
+    expelled: tuple[AnnouncedExpulsion, ...] = ()
     chosen: State = field(default_factory=dict)
     rounds: int = 0
 
@@ -46,7 +46,7 @@ def replay(server: Party, run: str) -> Replayed:
     algorithm, places = task.resolved.algorithm, server.keys.members
     start = algorithm.init(task.model, tuple(places), task.key.fold("init"))
     broadcast, state = start.broadcast, start.server
-    expelled: list[Expulsion] = []
+    expelled: list[AnnouncedExpulsion] = []
     how = task.config.run
     chosen = None if how.returned == "last" else broadcast["params"]
     records = [Record.read(one) for one in log.records()]
@@ -61,7 +61,7 @@ def replay(server: Party, run: str) -> Replayed:
         messages = _heard(task, Transcript(log.folder), record, state)
         done = algorithm.server(messages, state, record.round - 1, key)
         broadcast, state = done.broadcast, done.state
-        expelled += [Expulsion.of(one, record.round) for one in done.report.get("expelled", ())]
+        expelled += [AnnouncedExpulsion.of(one, record.round) for one in done.report.get("expelled", ())]
         if chosen is not None:
             latest = broadcast["params"]
             chosen = returned_model(how.returned, chosen, latest, record.round, how.rounds, task.key)

@@ -26,8 +26,8 @@ from trilemma.learning.messages import (
     NOTHING_ASKED,
     Asked,
     Length,
-    Lengths,
     MessageLayout,
+    MessageLengths,
     Messages,
     Part,
     Parts,
@@ -72,9 +72,9 @@ class SparseCodec:
         """See `Codec.longest`: every coordinate is sent."""
         return Length(1.5 * self.dim, longest_sparse(self.dim))
 
-    def lengths(self, parts: Parts) -> Lengths:
+    def lengths(self, parts: Parts) -> MessageLengths:
         """See `Codec.lengths`: a value and half a scalar for its position."""
-        return Lengths(1.5 * parts["sent"].sum(1), sparse_bytes(parts["sent"]))
+        return MessageLengths(1.5 * parts["sent"].sum(1), sparse_bytes(parts["sent"]))
 
     def encode(self, parts: Parts) -> bytes:
         """See `Codec.encode`."""

@@ -32,8 +32,8 @@ from trilemma.learning.messages import (
     NOTHING_ASKED,
     Asked,
     Length,
-    Lengths,
     MessageLayout,
+    MessageLengths,
     Messages,
     Part,
     Parts,
@@ -86,10 +86,10 @@ class LookBackCodec:
         """See `Codec.longest`: a full gradient."""
         return Length(self.dim, 1 + 4 * self.dim)
 
-    def lengths(self, parts: Parts) -> Lengths:
+    def lengths(self, parts: Parts) -> MessageLengths:
         """See `Codec.lengths`."""
         scalars = torch.where(parts["full"], self.dim, 1)
-        return Lengths(scalars, 1 + 4 * scalars)
+        return MessageLengths(scalars, 1 + 4 * scalars)
 
     def encode(self, parts: Parts) -> bytes:
         """See `Codec.encode`."""

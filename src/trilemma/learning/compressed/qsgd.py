@@ -28,8 +28,8 @@ from trilemma.learning.messages import (
     NOTHING_ASKED,
     Asked,
     Length,
-    Lengths,
     MessageLayout,
+    MessageLengths,
     Messages,
     Part,
     Parts,
@@ -84,9 +84,9 @@ class QuantisedCodec:
         """See `Codec.longest`: all messages are equally long."""
         return Length(self.layout.scalars, self.layout.size)
 
-    def lengths(self, parts: Parts) -> Lengths:
+    def lengths(self, parts: Parts) -> MessageLengths:
         """See `Codec.lengths`."""
-        return Lengths.of(len(parts["scales"]), self.longest)
+        return MessageLengths.of(len(parts["scales"]), self.longest)
 
     def encode(self, parts: Parts) -> bytes:
         """See `Codec.encode`."""

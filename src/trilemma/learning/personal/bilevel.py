@@ -47,7 +47,7 @@ from trilemma.learning.steps.local_steps import (
 from trilemma.learning.steps.privatise import client_keys, publish
 from trilemma.learning.steps.server import blending_server
 from trilemma.learning.steps.trace import Trace
-from trilemma.models.coordinates.projection import Identity, Projection
+from trilemma.models.coordinates.projection import IdentityProjection, Projection
 from trilemma.models.types import Model
 
 Penalty = Callable[[Tensor], Tensor]
@@ -125,7 +125,9 @@ class Coupling:
     penalty: Penalty
     decay: float
     tolerates: bool = False
-    project: Callable[[Model, int, torch.device], Projection] = lambda model, *_: Identity(model.dim)
+    project: Callable[[Model, int, torch.device], Projection] = lambda model, *_: IdentityProjection(
+        model.dim
+    )
     size: Callable[[Model], int] = lambda model: model.dim
     start: Callable[[Model, Key], Tensor] = lambda model, key: initial_model(model, 0, key)
 

@@ -24,8 +24,8 @@ from trilemma.learning.messages import (
     Asked,
     Declaration,
     Length,
-    Lengths,
     MessageLayout,
+    MessageLengths,
     Part,
     Parts,
 )
@@ -60,9 +60,9 @@ class GridCodec:
         """All messages are equally long."""
         return Length(self.grid.length / 4, self.grid.length)
 
-    def lengths(self, parts: Parts) -> Lengths:
+    def lengths(self, parts: Parts) -> MessageLengths:
         """See `Codec`."""
-        return Lengths.of(len(next(iter(parts.values()))), self.longest)
+        return MessageLengths.of(len(next(iter(parts.values()))), self.longest)
 
     def encode(self, parts: Parts) -> bytearray:
         """See `Codec`."""

@@ -63,11 +63,11 @@ class Projection(Protocol):
 
 
 @dataclass(frozen=True)
-class Identity:
+class IdentityProjection:
     """P = I: nothing is projected away.
 
     >>> x = torch.ones(2, 3)
-    >>> Identity(3).advance(x, 0.5 * x, x)[1]
+    >>> IdentityProjection(3).advance(x, 0.5 * x, x)[1]
     tensor([[1.5000, 1.5000, 1.5000],
             [1.5000, 1.5000, 1.5000]])
     """
@@ -231,7 +231,7 @@ def _remembered(
     kind: Kind, rows: int, columns: int, seed: int, memory: int, device: torch.device
 ) -> Projection:
     if kind == "identity":
-        return Identity(columns)
+        return IdentityProjection(columns)
     make = gaussian if kind == "gaussian" else orthonormal
     return make(rows, columns, Key(seed).fold("projection"), memory=memory, device=device)
 

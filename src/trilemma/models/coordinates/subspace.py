@@ -19,7 +19,7 @@ from trilemma.models.coordinates import projection
 from trilemma.models.coordinates.parts import Placed
 from trilemma.models.coordinates.projection import Seeded
 from trilemma.models.engines.clipping import NO_CLIP, Lengths
-from trilemma.models.engines.engine import Engine, Request
+from trilemma.models.engines.engine import Engine, PassRequest
 from trilemma.models.engines.groups import even
 from trilemma.models.engines.stacked import Sums, Work, sums_of
 from trilemma.models.engines.tape import Tape
@@ -148,7 +148,7 @@ class SubspaceEngine:
         """See `Engine`."""
         return self.below.footprint(self.whole, x, lead)
 
-    def run(self, model: Model, request: Request) -> SubspacePass:
+    def run(self, model: Model, request: PassRequest) -> SubspacePass:
         """See `Engine`."""
         theta, pulled = self.lift(request.params), self.lift.at(request.params.device)
         size = request.y.shape[1]
@@ -168,7 +168,7 @@ class SubspaceEngine:
             each.append(pulled.apply(torch.cat(grads)).view(len(grads), len(loss), -1))
         return SubspacePass(loss, {}, torch.cat(each).movedim(0, 1).contiguous())
 
-    def _through(self, theta: Tensor, request: Request, columns: slice) -> Sums:
+    def _through(self, theta: Tensor, request: PassRequest, columns: slice) -> Sums:
         """Return each client's ∇_θ of some of its examples, together."""
         share = request.share[:, columns]
         batch = _Batch(

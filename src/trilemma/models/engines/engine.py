@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Request:
+class PassRequest:
     """Some clients' examples, and what is wanted of them.
 
     `params` is (d,) or (k, d); `share` (k, b) is every example's weight w_i. `by_example` asks for the
@@ -77,5 +77,5 @@ class Engine(Protocol):
     def footprint(self, model: Model, x: Inputs, lead: int) -> int:
         """Return the bytes one example needs; `x` has `lead` axes before those of an example."""
 
-    def run(self, model: Model, request: Request) -> Pass:
+    def run(self, model: Model, request: PassRequest) -> Pass:
         """Take a group through a forward and a backward pass."""

@@ -30,7 +30,7 @@ from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
 from trilemma.base.recordings import nobody_asks
 from trilemma.models.engines.clipping import NO_CLIP, Clip, Lengths, clip_rows
-from trilemma.models.engines.engine import Engine, Pass, Request
+from trilemma.models.engines.engine import Engine, Pass, PassRequest
 from trilemma.models.engines.groups import allowed
 from trilemma.models.engines.precision import in_full
 from trilemma.models.engines.taped import TAPE
@@ -168,9 +168,9 @@ class Company:
 
 def _request(
     theta: Tensor, batch: Examples, weight: Tensor, work: Work, rows: slice, columns: slice
-) -> Request:
+) -> PassRequest:
     """Say what is wanted of one group: the examples `columns` of the clients `rows`."""
-    return Request(
+    return PassRequest(
         params=theta[rows] if theta.dim() == 2 else theta,
         x=each_column(batch.x, itemgetter((rows, columns))),
         y=batch.y[rows, columns],
@@ -198,7 +198,7 @@ class _Group:
 
 
 def _pass(
-    engine: Engine, model: Model, request: Request, work: Work, loss: Tensor, company: Company
+    engine: Engine, model: Model, request: PassRequest, work: Work, loss: Tensor, company: Company
 ) -> _Group:
     """Take one group through the model and add to its clients' `loss`.
 
@@ -230,7 +230,7 @@ def _pass(
     return _Group(done, _norms(lengths, request.share), factor, nobody)
 
 
-def _without(request: Request, broken: Tensor) -> tuple[Request, Tensor]:
+def _without(request: PassRequest, broken: Tensor) -> tuple[PassRequest, Tensor]:
     """Take examples out: weight 0, and a sound one of the same client in their place, for 0 · ∞ is no number.
 
     Returned beside it: which clients have no sound example.

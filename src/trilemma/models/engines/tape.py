@@ -27,7 +27,7 @@ from trilemma.base.errors import UserError
 from trilemma.models.engines.terms import Product, Term, Whole
 from trilemma.models.layers import convolution
 from trilemma.models.layers.convolution import Stencil
-from trilemma.models.layers.normalisation import AXES, Statistics, parameter_gradients
+from trilemma.models.layers.normalisation import AXES, BatchStatistics, parameter_gradients
 
 
 class Tap(Protocol):
@@ -150,7 +150,7 @@ class NormTap:
 
     name: str
     input: Tensor
-    statistics: Statistics
+    statistics: BatchStatistics
     output: Tensor
 
     def floats(self, by_example: bool) -> int:

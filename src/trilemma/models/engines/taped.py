@@ -12,7 +12,7 @@ from torch import Tensor
 from trilemma.base.errors import UserError
 from trilemma.models.engines import groups
 from trilemma.models.engines.clipping import PER_CLIENT, Lengths
-from trilemma.models.engines.engine import Request
+from trilemma.models.engines.engine import PassRequest
 from trilemma.models.engines.tape import Tape
 from trilemma.models.engines.terms import Term
 from trilemma.models.flat import unflatten
@@ -84,7 +84,7 @@ class TapeEngine:
         assert isinstance(x, Tensor)
         return groups.footprint(model, tuple(x.shape[lead:]))
 
-    def run(self, model: Model, request: Request) -> TapePass:
+    def run(self, model: Model, request: PassRequest) -> TapePass:
         """See `Engine`."""
         assert isinstance(request.x, Tensor)
         present = (request.share > 0).to(request.params.dtype) if model.buffers and request.padded else None

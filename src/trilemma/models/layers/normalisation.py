@@ -23,7 +23,7 @@ AXES = (1, 3, 4)
 
 
 @dataclass(frozen=True)
-class Statistics:
+class BatchStatistics:
     """What each client's batch was normalised by, (k, c), over `count` (k, 1) values per channel."""
 
     mean: Tensor
@@ -55,7 +55,7 @@ def apply(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor
 
 def train(
     x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None, cut: bool = False
-) -> tuple[Tensor, Statistics]:
+) -> tuple[Tensor, BatchStatistics]:
     """Normalise (k, b, c, h, w) by each client's own statistics; `present` (k, b) is 0 at padding.
 
     Who wants max(z, 0) asks to `cut`, and looks into the statistics whether that was done on the way.
@@ -75,7 +75,7 @@ def train(
         # Summed as torch sums, in blocks: the library's fused kernel is ten times less exact on a CPU when
         # channels are innermost, enough to put rectifiers behind it on the wrong side.
         variance = _sum(centred.square(), real) / least
-        statistics = Statistics(mean, torch.rsqrt(variance + EPSILON), count)
+        statistics = BatchStatistics(mean, torch.rsqrt(variance + EPSILON), count)
     z: Tensor = _Normalise.apply(x, weight, bias, centred, real, statistics)  # type: ignore[no-untyped-call]
     return z, statistics
 
@@ -92,7 +92,7 @@ def _rows(x: Tensor) -> Tensor:
 
 def _innermost(
     x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None, cut: bool
-) -> tuple[Tensor, Statistics]:
+) -> tuple[Tensor, BatchStatistics]:
     """The same with channels innermost, padded or not (`trilemma.models.kernels.cuda_normalisation`)."""
     area = x.shape[3] * x.shape[4]
     with torch.no_grad():
@@ -100,7 +100,7 @@ def _innermost(
         mean, squares = _innermost_kernels(x).moments(_rows(x), present, area)
         inverse = torch.rsqrt(squares / (seen * area).clamp(min=1.0) + EPSILON)
         # Cut here, γ and β have their gradients from the way back alone, which stops where nobody asks on.
-        statistics = Statistics(mean, inverse, seen * area, cut and x.requires_grad)
+        statistics = BatchStatistics(mean, inverse, seen * area, cut and x.requires_grad)
     z: Tensor = _NormaliseInnermost.apply(x, weight, bias, present, statistics)  # type: ignore[no-untyped-call]
     return z, statistics
 
@@ -110,7 +110,7 @@ class _NormaliseInnermost(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None, statistics: Statistics
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, present: Tensor | None, statistics: BatchStatistics
     ) -> Tensor:
         own = _innermost_kernels(x)
         scale = (weight * statistics.inverse).contiguous()
@@ -143,7 +143,7 @@ def _images(rows: Tensor, like: Tensor) -> Tensor:
     return rows.view(clients, size, height, width, channels).movedim(-1, 2)
 
 
-def _fused(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Statistics]:
+def _fused(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, BatchStatistics]:
     """The same by the library's kernel, which knows no padding but reads x twice and not ten times.
 
     Plain torch: 1.7 to 4.1 times as fast as autograd through the formula on an H200 (100 clients × 50
@@ -154,10 +154,10 @@ def _fused(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Statistics]
     z, mean, inverse = torch.native_batch_norm(flat, gain, shift, None, None, True, 0.0, EPSILON)
     mean, inverse = (part.detach().view(len(x), -1) for part in (mean, inverse))
     count = x.new_full((len(x), 1), x[0, :, 0].numel())
-    return z.view(x.permute(order).shape).permute(order), Statistics(mean, inverse, count)
+    return z.view(x.permute(order).shape).permute(order), BatchStatistics(mean, inverse, count)
 
 
-def parameter_gradients(x: Tensor, grad: Tensor, statistics: Statistics) -> tuple[Tensor, Tensor]:
+def parameter_gradients(x: Tensor, grad: Tensor, statistics: BatchStatistics) -> tuple[Tensor, Tensor]:
     """Return Σ ∂ℓ/∂z · x̂ and Σ ∂ℓ/∂z of every client and channel, (k, c) each.
 
     On an H200 by the library's kernel: 2.1 and 1.6 times as fast as the formula on the ResNet's large layers,
@@ -210,7 +210,7 @@ class _Normalise(torch.autograd.Function):
         bias: Tensor,
         centred: Tensor,
         real: Tensor | None,
-        statistics: Statistics,
+        statistics: BatchStatistics,
     ) -> Tensor:
         scale = weight * statistics.inverse
         ctx.save_for_backward(centred, scale)

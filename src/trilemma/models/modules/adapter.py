@@ -18,7 +18,7 @@ from trilemma.base.keys import Key
 from trilemma.models.engines.tape import Tape
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
-from trilemma.models.modules.passes import Source
+from trilemma.models.modules.passes import PassSource
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.recorder import Log, Recorder, functions_seen
 from trilemma.models.modules.reference import copied
@@ -74,7 +74,7 @@ def from_module(
         if buffer is not None
     }
     one = _one(loss)
-    source = Source(
+    source = PassSource(
         module=skeleton,
         trained=trained,
         given=loss,
@@ -200,7 +200,7 @@ def _seeded(make: Callable[[], nn.Module], key: Key) -> nn.Module:
         return make()
 
 
-def _placed(source: Source, device: torch.device) -> Source:
+def _placed(source: PassSource, device: torch.device) -> PassSource:
     """Return the source on a device."""
     if all(part.device == device for part in source.trained.values()):
         return source
@@ -243,7 +243,7 @@ def forward(engine: ModuleEngine, params: Params, x: Inputs, tape: Tape | None =
     return result
 
 
-def outputs_of(source: Source, params: Params, x: Inputs, statistics: Statistics | None = None) -> Any:
+def outputs_of(source: PassSource, params: Params, x: Inputs, statistics: Statistics | None = None) -> Any:
     """Run a module on a batch (n, …) with parameters of one model, every part in eval mode."""
     recorder = Recorder(source.slots(params, params), None, Log(), Draws(None), statistics)
     with torch.no_grad(), scoring(source.module), functions_seen(), recorder:

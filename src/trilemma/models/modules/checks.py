@@ -15,7 +15,7 @@ from trilemma.models.engines.precision import exactly
 from trilemma.models.engines.taped import TAPE
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
-from trilemma.models.modules.passes import Source
+from trilemma.models.modules.passes import PassSource
 from trilemma.models.modules.reference import COMPARED, Comparison, Precision, Reference
 from trilemma.models.types import Examples, Inputs, Model, each_column
 
@@ -114,7 +114,7 @@ def couples(model: Model, params: Tensor, batch: Examples) -> str:
         )
 
 
-def coupling(source: Source, params: Mapping[str, Tensor], x: Inputs, y: Tensor) -> str:
+def coupling(source: PassSource, params: Mapping[str, Tensor], x: Inputs, y: Tensor) -> str:
     """See `couples`; `x` (n, …) and `y` (n, …) are some examples."""
     from trilemma.models.modules.adapter import outputs_of
 
@@ -156,7 +156,7 @@ def coupling(source: Source, params: Mapping[str, Tensor], x: Inputs, y: Tensor)
     return ""
 
 
-def _pull(source: Source, outputs: Tensor, y: Tensor) -> Tensor:
+def _pull(source: PassSource, outputs: Tensor, y: Tensor) -> Tensor:
     """Return the gradient of a batch's loss at the outputs."""
     leaf = outputs.detach().clone().requires_grad_()
     with torch.enable_grad():

@@ -18,7 +18,7 @@ TINY = 1 << 16
 
 
 @dataclass(frozen=True)
-class Window:
+class ConvolutionWindow:
     """How a kernel moves: its shape (out, in / groups, *kernel), strides, paddings, dilations, groups."""
 
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Convolved:
 
     input: Tensor
     grad: Tensor
-    window: Window
+    window: ConvolutionWindow
     cache: list[Tensor] = field(default_factory=list, repr=False)
 
     @cached_property

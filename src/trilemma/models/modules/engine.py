@@ -13,15 +13,15 @@ from torch import Tensor
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
 from trilemma.models.engines.clipping import PER_CLIENT
-from trilemma.models.engines.engine import Request
+from trilemma.models.engines.engine import PassRequest
 from trilemma.models.engines.groups import cut
 from trilemma.models.engines.precision import exactly
 from trilemma.models.flat import unflatten
-from trilemma.models.modules.flat import Layout
+from trilemma.models.modules.flat import FlatLayout
 from trilemma.models.modules.normalisations import MixesExamples
 from trilemma.models.modules.owners import NotFlat
 from trilemma.models.modules.passed import ModulePass
-from trilemma.models.modules.passes import Plan, Source, Way, mixed, record, said, take
+from trilemma.models.modules.passes import PassPlan, PassSource, Way, mixed, record, said, take
 from trilemma.models.modules.recorder import Log
 from trilemma.models.types import Examples, Inputs, Model, each_column
 
@@ -40,7 +40,7 @@ class Structure:
     """
 
     way: Way
-    layouts: tuple[Layout, ...]
+    layouts: tuple[FlatLayout, ...]
     operations: Mapping[str, tuple[str, ...]]
     formed: frozenset[str]
     bytes: int
@@ -56,12 +56,12 @@ class Structure:
 class ModuleEngine:
     """See `trilemma.models.engines.engine.Engine`."""
 
-    source: Source
+    source: PassSource
     found: dict[Any, Structure] = field(default_factory=dict, repr=False)
-    sources: dict[torch.device, Source] = field(default_factory=dict, repr=False)
+    sources: dict[torch.device, PassSource] = field(default_factory=dict, repr=False)
     apart: bool = False
     """Whether the examples of a batch are known not to be coupled."""
-    place: Callable[[Source, torch.device], Source] | None = None
+    place: Callable[[PassSource, torch.device], PassSource] | None = None
 
     def require(self, model: Model, batch: Examples, by_example: bool) -> None:
         """Refuse clipping per example where no example has a gradient of its own."""
@@ -147,7 +147,7 @@ class ModuleEngine:
         """Tell whether the module must see a client's batch at once."""
         return bool(model.buffers) or self.source.coupled
 
-    def run(self, model: Model, request: Request) -> ModulePass:
+    def run(self, model: Model, request: PassRequest) -> ModulePass:
         """See `Engine`."""
         batch = _Batch(request.x, request.y)
         structure = self.structure(model, batch)
@@ -159,36 +159,36 @@ class ModuleEngine:
         try:
             if way == "flat" and request.share.numel() not in structure.sizes:
                 self._record(model, request, batch)
-            done = self._take(model, request, Plan(way, whole, structure.layouts, structure.apart), log)
+            done = self._take(model, request, PassPlan(way, whole, structure.layouts, structure.apart), log)
         except NotFlat:
             done = self._again(model, request, batch)
         return (
             replace(done, empty=empty, loss=torch.where(empty, 0.0, done.loss)) if empty is not None else done
         )
 
-    def _record(self, model: Model, request: Request, batch: Examples) -> None:
+    def _record(self, model: Model, request: PassRequest, batch: Examples) -> None:
         """Record a batch of another length: a module may do something else for so many examples."""
         structure = self.structure(model, batch)
         record(self.at(request.y.device), _named(model, request), request, structure.layouts)
         self.found[_signature(batch)] = replace(structure, sizes=structure.sizes | {request.share.numel()})
 
-    def _again(self, model: Model, request: Request, batch: Examples) -> ModulePass:
+    def _again(self, model: Model, request: PassRequest, batch: Examples) -> ModulePass:
         """Take a batch that does not do what was recorded: record it again, as it is, or leave this way."""
         try:
-            return self._take(model, request, Plan("flat"), Log())
+            return self._take(model, request, PassPlan("flat"), Log())
         except NotFlat as error:
             left = self._probe(model, batch, WAYS[1:])
             self.found[_signature(batch)] = replace(left, note=f"not flat: {error}")
-            return self._take(model, request, Plan(left.way, apart=left.apart), Log())
+            return self._take(model, request, PassPlan(left.way, apart=left.apart), Log())
 
-    def at(self, device: torch.device) -> Source:
+    def at(self, device: torch.device) -> PassSource:
         """Return the source on a device."""
         if device not in self.sources:
             assert self.place is not None
             self.sources[device] = self.place(self.source, device)
         return self.sources[device]
 
-    def _take(self, model: Model, request: Request, plan: Plan, log: Log) -> ModulePass:
+    def _take(self, model: Model, request: PassRequest, plan: PassPlan, log: Log) -> ModulePass:
         return take(self.at(request.params.device), _named(model, request), request, plan, log)
 
     def _probe(self, model: Model, batch: Examples, ways: Sequence[Way]) -> Structure:
@@ -201,7 +201,7 @@ class ModuleEngine:
         sizes = {size for column in (*columns, y) for size in column.shape}
         probed = next(number for number in PROBED if number not in sizes)
         index = torch.arange(probed, device=y.device) % len(y)
-        request = Request(
+        request = PassRequest(
             params=theta,
             x=each_column(x, lambda column: column[index][None]),
             y=y[index][None],
@@ -224,10 +224,10 @@ class ModuleEngine:
         )
 
     def _try(
-        self, model: Model, request: Request, way: Way, loop: Reference, notes: list[str]
+        self, model: Model, request: PassRequest, way: Way, loop: Reference, notes: list[str]
     ) -> Structure | None:
         """Take a few examples one way, and see what it does; None, with a note, where it will not do."""
-        log, saved, plan = Log(), _Saved(), Plan(way, self.whole(model))
+        log, saved, plan = Log(), _Saved(), PassPlan(way, self.whole(model))
         if way != "flat" and not plan.whole:
             x = each_column(request.x, lambda column: column[0])
             why = mixed(
@@ -263,7 +263,7 @@ What is nobody's has a row for each example, if it has as many: nothing would be
 """
 
 
-def _named(model: Model, request: Request) -> dict[str, Tensor]:
+def _named(model: Model, request: PassRequest) -> dict[str, Tensor]:
     """Return the parameters, with an axis for clients first."""
     return unflatten(model, request.params if request.params.dim() == 2 else request.params[None])
 
@@ -313,7 +313,7 @@ class _Batch:
     weight: Tensor | None = None
 
 
-def _without_padding(request: Request) -> tuple[Request, Tensor | None]:
+def _without_padding(request: PassRequest) -> tuple[PassRequest, Tensor | None]:
     """Put the client's first real example in the place of padding, whose content may have no loss at all.
 
     Its weight stays 0. Returned beside it: which clients have no real example.

@@ -17,7 +17,7 @@ from torch import Tensor
 from trilemma.models.modules.owners import NotFlat, Owners, rows_of
 
 
-class Layout(NamedTuple):
+class FlatLayout(NamedTuple):
     """Where n examples lie: on an axis of outer · n · inner numbers; `shape` is that of one example's part.
 
     None for `axis`: the tensor is nobody's, it is the same for every example.
@@ -54,16 +54,16 @@ class Layout(NamedTuple):
 
 @dataclass
 class FlatFrame:
-    """See `trilemma.models.modules.frame.Frame`; `layouts` are what was found, `known` what is expected.
+    """See `trilemma.models.modules.frame.CallFrame`; `layouts` are what was found, `known` what is expected.
 
     With `owners`, what is found is whose the numbers are; without, what is expected is relied on.
     """
 
     anchor: Tensor
     shape: tuple[int, int]
-    known: tuple[Layout, ...] | None = None
+    known: tuple[FlatLayout, ...] | None = None
     owners: Owners | None = None
-    layouts: list[Layout] = field(default_factory=list)
+    layouts: list[FlatLayout] = field(default_factory=list)
 
     @property
     def examples(self) -> int:
@@ -84,12 +84,14 @@ class FlatFrame:
         with torch._C._DisableTorchDispatch():  # what happens here mixes nothing
             return self._watch(output, self.layout(output), receive, copy)
 
-    def _watch(self, output: Tensor, layout: Layout, receive: Callable[[Tensor], None], copy: bool) -> Tensor:
+    def _watch(
+        self, output: Tensor, layout: FlatLayout, receive: Callable[[Tensor], None], copy: bool
+    ) -> Tensor:
         if layout.axis is None:
             # As broadcasting does: every example has its own from here on.
             each = output if output.dim() and output.shape[0] == 1 else output.unsqueeze(0)
             output = each + self.anchor.view(-1, *[1] * (each.dim() - 1)).to(output.dtype)
-            layout = Layout(0, 1, 1, tuple(each.shape))
+            layout = FlatLayout(0, 1, 1, tuple(each.shape))
         elif copy or not output.requires_grad:
             output = output + self.anchor.sum().to(output.dtype)
         if self.owners is not None:
@@ -104,7 +106,7 @@ class FlatFrame:
         output.register_hook(hook)  # type: ignore[no-untyped-call]
         return output
 
-    def layout(self, tensor: Tensor) -> Layout:
+    def layout(self, tensor: Tensor) -> FlatLayout:
         """Return where the examples lie in a tensor that is read or written next."""
         place, expected = len(self.layouts), None
         if self.known is not None:
@@ -117,7 +119,7 @@ class FlatFrame:
         self.layouts.append(found)
         return found
 
-    def _found(self, tensor: Tensor, expected: Layout | None) -> Layout:
+    def _found(self, tensor: Tensor, expected: FlatLayout | None) -> FlatLayout:
         assert self.owners is not None
         found, shape = rows_of(self.owners.of(tensor), self.examples), tuple(tensor.shape)
         if found is None and expected is not None:
@@ -125,11 +127,11 @@ class FlatFrame:
         if found is None and shape and shape[0] == self.examples:
             found = 0, 1, 1  # nobody's, as the first state of a recurrent layer: one row for everyone
         if found is None:
-            return Layout(None, 1, 1, shape)
+            return FlatLayout(None, 1, 1, shape)
         axis, outer, inner = found
-        return Layout(axis, outer, inner, (*shape[:axis], outer * inner, *shape[axis + 1 :]))
+        return FlatLayout(axis, outer, inner, (*shape[:axis], outer * inner, *shape[axis + 1 :]))
 
-    def _split(self, tensor: Tensor, layout: Layout) -> Tensor:
+    def _split(self, tensor: Tensor, layout: FlatLayout) -> Tensor:
         if layout[:2] == (0, 1):
             return tensor.reshape(*self.shape, *layout.shape)
         parts = layout.apart(tensor, self.examples)

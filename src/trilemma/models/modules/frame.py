@@ -15,7 +15,7 @@ from torch._C import _functorch
 
 
 @dataclass(frozen=True)
-class Frame:
+class CallFrame:
     """The axes that are hidden.
 
     `anchor` is a zero for every hidden unit that requires a gradient: added to an output it makes it one of

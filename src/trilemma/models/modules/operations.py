@@ -16,8 +16,8 @@ from torch import Tensor
 from trilemma.base.errors import UserError
 from trilemma.models.engines.terms import Lookup, Product, Shift
 from trilemma.models.modules.affine import PRODUCTS, SUMS, scaled, shifted
-from trilemma.models.modules.convolutions import Convolved, Window
-from trilemma.models.modules.frame import Frame
+from trilemma.models.modules.convolutions import ConvolutionWindow, Convolved
+from trilemma.models.modules.frame import CallFrame
 from trilemma.models.modules.normalisations import batch_norm, group_norm, layer_norm, rms_norm
 from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
 from trilemma.models.modules.sequences import gru, lstm, multi_head_attention, rnn_relu, rnn_tanh
@@ -145,7 +145,9 @@ def _convolution(axes: int) -> Operation:
             if any(total % 2 for total in reach):
                 return NotImplemented
             padding = [total // 2 for total in reach]
-        window = Window(tuple(weight.shape), _each(stride, axes), _each(padding, axes), steps, groups)
+        window = ConvolutionWindow(
+            tuple(weight.shape), _each(stride, axes), _each(padding, axes), steps, groups
+        )
         output = function(
             input, recorder.value(weight), recorder.value(bias), stride, padding, dilation, groups
         )
@@ -199,7 +201,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Any:
     """Attention by hand, where its weights are dropped by keys or vmap has no rule for the kernels."""
-    if enable_gqa or (dropout_p == 0.0 and not isinstance(recorder.frame, Frame)):
+    if enable_gqa or (dropout_p == 0.0 and not isinstance(recorder.frame, CallFrame)):
         return NotImplemented
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:

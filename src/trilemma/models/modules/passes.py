@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_map_only
 
 from trilemma.base.errors import UserError
 from trilemma.models.engines.clipping import PER_CLIENT
-from trilemma.models.engines.engine import Request
+from trilemma.models.engines.engine import PassRequest
 from trilemma.models.engines.terms import Term, Whole
-from trilemma.models.modules.flat import FlatFrame, Layout
-from trilemma.models.modules.frame import Frame
+from trilemma.models.modules.flat import FlatFrame, FlatLayout
+from trilemma.models.modules.frame import CallFrame
 from trilemma.models.modules.normalisations import MixesExamples
 from trilemma.models.modules.owners import NormalisedTogether, NotFlat, Owners
 from trilemma.models.modules.passed import ModulePass, Rows, collect
@@ -31,7 +31,7 @@ from trilemma.models.types import Inputs, each_column
 
 
 @dataclass(frozen=True)
-class Source:
+class PassSource:
     """A module and what is trained of it.
 
     `trained` maps names, in flat order, to the module's own parameters; `statistics` the ids of the buffers
@@ -110,7 +110,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PassPlan:
     """How a group goes through.
 
     `whole` shows the module a client's batch at a time, else it sees one example; the other axes are hidden
@@ -121,14 +121,16 @@ class Plan:
 
     way: Way
     whole: bool = False
-    layouts: tuple[Layout, ...] | None = None
+    layouts: tuple[FlatLayout, ...] | None = None
     apart: bool = False
 
 
 Way = Literal["flat", "mapped", "looped"]
 
 
-def take(source: Source, params: Mapping[str, Tensor], request: Request, plan: Plan, log: Log) -> ModulePass:
+def take(
+    source: PassSource, params: Mapping[str, Tensor], request: PassRequest, plan: PassPlan, log: Log
+) -> ModulePass:
     """Take a group through a forward and a backward pass."""
     seeds = None
     if request.keys is not None:
@@ -139,10 +141,10 @@ def take(source: Source, params: Mapping[str, Tensor], request: Request, plan: P
 
 
 def _mapped(
-    source: Source,
+    source: PassSource,
     params: Mapping[str, Tensor],
-    request: Request,
-    plan: Plan,
+    request: PassRequest,
+    plan: PassPlan,
     seeds: Tensor | None,
     log: Log,
 ) -> ModulePass:
@@ -169,7 +171,7 @@ def _mapped(
         present: Tensor | None,
         buffers: dict[str, Tensor],
     ) -> Tensor:
-        frame = Frame(anchor, axes)
+        frame = CallFrame(anchor, axes)
         statistics = Statistics(source.statistics, buffers, present) if plan.whole else None
         slots = source.slots(values, own)
         with Recorder(slots, frame, log, Draws(seeds, not request.dropout), statistics):
@@ -208,10 +210,10 @@ def _mapped(
 
 
 def _flat(
-    source: Source,
+    source: PassSource,
     params: Mapping[str, Tensor],
-    request: Request,
-    plan: Plan,
+    request: PassRequest,
+    plan: PassPlan,
     seeds: Tensor | None,
     log: Log,
 ) -> ModulePass:
@@ -237,7 +239,7 @@ def _flat(
 class _Flat:
     """What a module gets to see when all examples are one batch."""
 
-    def __init__(self, source: Source, params: Mapping[str, Tensor], request: Request) -> None:
+    def __init__(self, source: PassSource, params: Mapping[str, Tensor], request: PassRequest) -> None:
         clients, size = request.share.shape
         self.shape = clients, size
         self.anchor = torch.zeros(clients, size, device=request.share.device, requires_grad=True)
@@ -253,11 +255,11 @@ class _Flat:
 
 
 def record(
-    source: Source,
+    source: PassSource,
     params: Mapping[str, Tensor],
-    request: Request,
-    known: tuple[Layout, ...] | None = None,
-) -> tuple[Layout, ...]:
+    request: PassRequest,
+    known: tuple[FlatLayout, ...] | None = None,
+) -> tuple[FlatLayout, ...]:
     """Find out whose every number is on the way forward, and so where examples lie: where it is `known`.
 
     Nothing is kept for the way back.
@@ -299,7 +301,7 @@ def leaves(tensor: Tensor) -> Iterator[Tensor]:
                 yield node.variable
 
 
-def mixed(source: Source, params: Mapping[str, Tensor], x: Inputs, count: int) -> str:
+def mixed(source: PassSource, params: Mapping[str, Tensor], x: Inputs, count: int) -> str:
     """Say how a module mixes the examples of a batch (n, …), or may for all that is known; else nothing."""
     owners, x = Owners(), each_column(x, torch.clone)
     numbers = owners.numbers(count, next(iter(params.values())).device)
@@ -339,10 +341,10 @@ def _copies(value: Tensor, lead: tuple[int, ...], personal: bool) -> Tensor:
 
 
 def _looped(
-    source: Source,
+    source: PassSource,
     params: Mapping[str, Tensor],
-    request: Request,
-    plan: Plan,
+    request: PassRequest,
+    plan: PassPlan,
     seeds: Tensor | None,
     log: Log,
 ) -> ModulePass:
@@ -406,7 +408,7 @@ class Unit:
     share: Tensor
 
 
-def _losses_of(source: Source, units: list[Unit], by_example: bool) -> Tensor:
+def _losses_of(source: PassSource, units: list[Unit], by_example: bool) -> Tensor:
     """Return every unit's Σ_i w_i ℓ_i: in one go where their outputs are alike, else one by one."""
     first = units[0].outputs
     alike = isinstance(first, Tensor) and all(
@@ -430,7 +432,7 @@ def _losses_of(source: Source, units: list[Unit], by_example: bool) -> Tensor:
     return torch.stack([losses(source, unit.outputs, unit.targets, unit.share).sum() for unit in units])
 
 
-def losses(source: Source, outputs: Any, y: Tensor, share: Tensor) -> Tensor:
+def losses(source: PassSource, outputs: Any, y: Tensor, share: Tensor) -> Tensor:
     """Return every example's w_i ℓ_i; of a coupled loss the batch's, weighted by all of the w_i."""
     if source.coupled:
         return source.loss(outputs, y) * share.sum()

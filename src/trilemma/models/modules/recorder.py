@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from trilemma.base.errors import UserError
 from trilemma.models.engines.terms import Term
-from trilemma.models.modules.flat import FlatFrame, Layout
-from trilemma.models.modules.frame import Frame
+from trilemma.models.modules.flat import FlatFrame, FlatLayout
+from trilemma.models.modules.frame import CallFrame
 from trilemma.models.modules.owners import NotFlat, Owners
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.statistics import Statistics
@@ -61,7 +61,7 @@ Part = tuple[Block, Term]
 
 
 @dataclass
-class Record:
+class CallRecord:
     """One operation: given the gradient of its output, it knows its terms."""
 
     operation: str
@@ -82,10 +82,10 @@ class Record:
 class Log:
     """What a pass through the module left."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[CallRecord] = field(default_factory=list)
     formed: dict[str, str] = field(default_factory=dict)
     """Parameters whose gradients autograd forms, and the operation that asked for it."""
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[FlatLayout, ...] = ()
     """Where the examples lay, in a flat pass."""
     inplace: bool = False
     """Whether the module changed a tensor in place."""
@@ -99,7 +99,7 @@ class Recorder(Watch):
     def __init__(
         self,
         slots: dict[int, Slot],
-        frame: Frame | FlatFrame | None,
+        frame: CallFrame | FlatFrame | None,
         log: Log,
         draws: Draws,
         statistics: Statistics | None = None,
@@ -206,7 +206,7 @@ class Recorder(Watch):
     ) -> Tensor:
         """Write an operation down; return its output, watched."""
         assert self.frame is not None
-        record = Record(operation, tuple(slot.block for slot in slots), terms)
+        record = CallRecord(operation, tuple(slot.block for slot in slots), terms)
         if not isinstance(self.frame, FlatFrame) or self.frame.owners is None:
             self.log.records.append(record)  # else nothing goes back, and nothing is kept for it
         return self.frame.watch(output, record.receive, self.log.guarded)

@@ -15,7 +15,7 @@ from torch._C import _functorch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trilemma.base.errors import UserError
-from trilemma.models.engines.engine import Pass, Request
+from trilemma.models.engines.engine import Pass, PassRequest
 from trilemma.models.engines.tape import Tape
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
@@ -78,11 +78,11 @@ class Reference:
                 )
         self.allowed = seen.tolerance
 
-    def compare(self, run: Callable[[Request], Pass]) -> Comparison:
+    def compare(self, run: Callable[[PassRequest], Pass]) -> Comparison:
         """Hold what `run` makes of the same examples to it."""
         if not len(self.y):
             return Comparison(0.0, self.allowed)
-        request = Request(
+        request = PassRequest(
             params=self.theta,
             x=each_column(self.x, lambda column: column.expand(2, *column.shape)),
             y=self.y.expand(2, *self.y.shape),

@@ -29,7 +29,7 @@ DRAWN = 30
 
 
 @dataclass(frozen=True)
-class Finding:
+class Solution:
     """What `rounds` rounds of `release` cost under `threat`, by each accountant that can tell.
 
     Of `epsilon` and `delta` one was given, the other has a figure per accountant.
@@ -43,20 +43,20 @@ class Finding:
     notes: tuple[str, ...]
 
 
-def find_epsilon(release: Release, threat: Threat, rounds: int, delta: float) -> Finding:
+def find_epsilon(release: Release, threat: Threat, rounds: int, delta: float) -> Solution:
     """Return ε of given noise at δ."""
     cost = spent(release, threat, rounds, delta)
-    return Finding(release, threat, rounds, cost.epsilon, delta, cost.notes)
+    return Solution(release, threat, rounds, cost.epsilon, delta, cost.notes)
 
 
-def find_delta(release: Release, threat: Threat, rounds: int, epsilon: float) -> Finding:
+def find_delta(release: Release, threat: Threat, rounds: int, epsilon: float) -> Solution:
     """Return δ of given noise at ε."""
     past: History = ((mechanism(release, threat), rounds),)
     able = [accountant.name for accountant in applicable(past) if accountant.tells_delta]
     answers = {name: ask(name, lambda asked: asked.delta(past, epsilon)) for name in able}
     notes = [*threat.notes(), *(note for answer in answers.values() for note in answer.notes)]
     figures = {name: answer.figure for name, answer in answers.items()}
-    return Finding(release, threat, rounds, epsilon, figures, tuple(notes))
+    return Solution(release, threat, rounds, epsilon, figures, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def find_noise(
 
 
 @dataclass(frozen=True)
-class Picture:
+class PrivacyCurves:
     """ε by accountant after some `rounds`, and the noise each threat model needs for the last of them."""
 
     threat: Threat
@@ -105,7 +105,7 @@ class Picture:
     certified: bool
 
 
-def picture(release: Release, threat: Threat, rounds: int, delta: float) -> Picture:
+def picture(release: Release, threat: Threat, rounds: int, delta: float) -> PrivacyCurves:
     """Return what is worth drawing about `rounds` rounds of `release`."""
     able = worthwhile(((mechanism(release, threat), rounds),))
     drawn = places(rounds, DRAWN)
@@ -115,7 +115,7 @@ def picture(release: Release, threat: Threat, rounds: int, delta: float) -> Pict
     }
     last = min(float(curve[-1]) for curve in curves.values())
     plans = plan(release, _models(threat), last, delta, rounds)
-    return Picture(threat, delta, drawn, curves, last, plans, not objections(release, threat))
+    return PrivacyCurves(threat, delta, drawn, curves, last, plans, not objections(release, threat))
 
 
 def _collusions(threat: Threat) -> tuple[Threat, ...]:

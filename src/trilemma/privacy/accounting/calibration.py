@@ -42,7 +42,7 @@ def required_multiplier(
     `like` gives sampling and adjacency; its z is where the search starts. What is released `beside` these
     rounds is in the cost.
 
-    >>> from trilemma.privacy.accounting import composed_epsilon
+    >>> from trilemma.privacy.accounting.spending import composed_epsilon
     >>> z = required_multiplier(26.4, 1e-4, 30, Mechanism(1.0), "rdp")
     >>> round(z, 3), composed_epsilon(((Mechanism(z), 30),), 1e-4, "rdp") <= 26.4
     (1.27, True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trilemma.base.errors import UserError
-from trilemma.privacy.accounting.accountants import Answer, accountants, applicable, ask, default
+from trilemma.privacy.accounting.accountants import AccountantAnswer, accountants, applicable, ask, default
 from trilemma.privacy.accounting.gaussian import check_delta
 from trilemma.privacy.mechanism import History, mechanism
 from trilemma.privacy.threats.catalogue import Threat
@@ -104,7 +104,7 @@ def certified_curve(
     accountant: str | None = None,
     beside: Callable[[int], History] | None = None,
     most: int = MOST,
-) -> Answer[NDArray[np.float64]]:
+) -> AccountantAnswer[NDArray[np.float64]]:
     """Return ε after each of the rounds 1 … `rounds`, and the name of the accountant it is by.
 
     Each is what the accountant says of so many rounds, and it never falls. Beyond `most` rounds a slow
@@ -140,14 +140,14 @@ def places(rounds: int, most: int) -> NDArray[np.int64]:
 
 
 @lru_cache(maxsize=16)
-def _curve(past: tuple[History, ...], delta: float, name: str) -> Answer[NDArray[np.float64]]:
+def _curve(past: tuple[History, ...], delta: float, name: str) -> AccountantAnswer[NDArray[np.float64]]:
     """Every seed of a run asks for the same curve."""
     return ask(name, lambda asked: asked.curve(past, delta))
 
 
 def certified(
     release: Release, threat: Threat, rounds: int, delta: float, beside: History = ()
-) -> Answer[float]:
+) -> AccountantAnswer[float]:
     """Return ε of `rounds` rounds by the tightest accountant that applies, and that accountant's name.
 
     What is released `beside` these rounds is in the cost.

@@ -11,7 +11,7 @@ processes of this machine, `ray` on a cluster.
 
 from trilemma.simulate.sweep.grid import (
     ENGINES,
-    Outcome,
+    CellOutcome,
     check_engine,
     failures,
     finished,
@@ -22,9 +22,9 @@ from trilemma.simulate.sweep.work import Failure, Job, Watcher
 
 __all__ = [
     "ENGINES",
+    "CellOutcome",
     "Failure",
     "Job",
-    "Outcome",
     "Watcher",
     "check_engine",
     "failures",

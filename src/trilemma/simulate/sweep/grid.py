@@ -29,7 +29,7 @@ LOCK = ".lock"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """The result of a sweep: names of the cells that ran, that were finished `before`, and that failed."""
 
     ran: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def run_cells(
     engine: str = "local",
     task: Path | None = None,
     watcher: Watcher | None = None,
-) -> Outcome:
+) -> CellOutcome:
     """Run every cell that is not finished in `out`, `jobs` at a time (None: as many as fit).
 
     Ctrl-C keeps what is finished and saves checkpoints of the rest; the same call continues from there.
@@ -69,7 +69,7 @@ def run_cells(
         if waiting:
             keeper.waits(waiting)
             ENGINES[engine](waiting, jobs, keeper)
-    return Outcome(tuple(keeper.ran), before, keeper.failed)
+    return CellOutcome(tuple(keeper.ran), before, keeper.failed)
 
 
 def check_engine(engine: str, cells: Sequence[Cell], out: Path) -> None:

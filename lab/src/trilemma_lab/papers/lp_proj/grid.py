@@ -105,7 +105,7 @@ TASKS = {
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """One cell: a data set, a method, and `percent` of the clients attacking with `attack`."""
 
     task: str
@@ -129,7 +129,7 @@ class Point:
 
         Local hears nobody, so that all attacks of as many liars are one run: that in which they do nothing.
 
-        >>> Point("synthetic00", "lp-proj-1", "same-value", 80).config().federation.byzantine
+        >>> GridPoint("synthetic00", "lp-proj-1", "same-value", 80).config().federation.byzantine
         80
         """
         task, method = lookup(TASKS, self.task, "data set"), lookup(METHODS, self.method, "method")
@@ -173,7 +173,7 @@ def lookup(table: Mapping[str, Any], name: str, kind: str) -> Any:
     return table[name]
 
 
-def points(task: str, table: int) -> list[Point]:
+def points(task: str, table: int) -> list[GridPoint]:
     """Return the cells of a table for a data set, the clean column included.
 
     >>> len(points("synthetic00", 5)), len(points("mnist", 3))
@@ -182,9 +182,9 @@ def points(task: str, table: int) -> list[Point]:
     if table not in TABLES:
         raise ConfigError(f"there is no Table {table} of results; allowed: {', '.join(map(str, TABLES))}")
     methods = [m for m in TABLES[table] if not (m == "LG-FedAvg" and task.startswith("synthetic"))]
-    clean = [Point(task, method) for method in methods]
+    clean = [GridPoint(task, method) for method in methods]
     return clean + [
-        Point(task, method, ATTACKS[table], percent)
+        GridPoint(task, method, ATTACKS[table], percent)
         for method in methods
         for percent in SHARES.get(table, ())
     ]

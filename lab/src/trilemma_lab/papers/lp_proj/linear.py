@@ -1,7 +1,7 @@
 """Federated linear regression solved exactly: what every method must find, and how well it must do.
 
 y_k = Ξ_k w_k + z_k, z_k ~ N(0, σ² I_n), Ξ_k fixed (n × D), f_k(x) = ‖Ξ_k x − y_k‖²/(2n), A_k = Ξ_kᵀΞ_k/n and
-ŵ_k the least-squares solution of client k. From `Federation` on, A_k = b I and P has orthonormal rows.
+ŵ_k the least-squares solution of client k. From `LinearFederation` on, A_k = b I and P has orthonormal rows.
 Everything is numpy in double precision, written after the formulas and not after the algorithms, whose tests
 hold them against it. Slips of the appendix are mended: E var_k below, and what is summed over whom.
 
@@ -48,7 +48,7 @@ def common(a: np.ndarray, what: np.ndarray, lam: float, p: np.ndarray) -> np.nda
 
 
 @dataclass(frozen=True)
-class Federation:
+class LinearFederation:
     """True models `w` (N, D), n examples each, A_k = b I, noise σ, penalty λ, P (d, D) orthonormal."""
 
     w: np.ndarray
@@ -93,7 +93,7 @@ class Federation:
 
 
 @dataclass(frozen=True)
-class Results:
+class LinearResults:
     """One number, or one per client, for each method."""
 
     local: np.ndarray | float
@@ -102,14 +102,14 @@ class Results:
     lp_proj: np.ndarray | float
 
 
-def losses(f: Federation) -> Results:
+def losses(f: LinearFederation) -> LinearResults:
     """Expected test loss of every client without attack."""
     base, noise, big = f.sigma**2 / 2, f.sigma**2 / (2 * f.n), f.clients
     centre = f.w.mean(0)
     h, h1 = f.distances(centre), f.projected_distances(centre)
     g = (f.b**2 + 2 * f.b * f.lam / big + f.lam**2 / big) / (f.b + f.lam) ** 2
     pull = f.b * f.shrink**2 / 2
-    return Results(
+    return LinearResults(
         local=np.full(big, base + noise * f.full),
         fedavg=base + noise * f.full / big + f.b / 2 * h,
         pfedme=base + g * noise * f.full + pull * h,
@@ -117,7 +117,7 @@ def losses(f: Federation) -> Results:
     )
 
 
-def best_lambdas(f: Federation) -> tuple[float, float]:
+def best_lambdas(f: LinearFederation) -> tuple[float, float]:
     """The λ that minimises the mean test loss of pFedMe and of lp-proj-2."""
     centre = f.w.mean(0)
     common_part = (1 - 1 / f.clients) * f.sigma**2 / f.n
@@ -127,20 +127,20 @@ def best_lambdas(f: Federation) -> tuple[float, float]:
     )
 
 
-def fairness(f: Federation) -> Results:
+def fairness(f: LinearFederation) -> LinearResults:
     """Population variance over clients of the expected test loss."""
     centre = f.w.mean(0)
     h, h1 = f.distances(centre).var(), f.projected_distances(centre).var()
     scale = f.b**2 / 4
-    return Results(0.0, scale * h, scale * f.shrink**4 * h, scale * f.shrink**4 * h1)
+    return LinearResults(0.0, scale * h, scale * f.shrink**4 * h, scale * f.shrink**4 * h1)
 
 
-def expected_fairness(f: Federation, spread: np.ndarray) -> Results:
+def expected_fairness(f: LinearFederation, spread: np.ndarray) -> LinearResults:
     """The same in expectation over w_k ~ N(μ, spread): E var_k(h_k) = 2 (1−1/N)(1−2/N) Σ_ij spread_ij²."""
     count = (1 - 1 / f.clients) * (1 - 2 / f.clients)
     whole = f.b**2 / 2 * count * np.square(spread).sum()
     part = f.b**2 / 2 * count * np.square(f.p @ spread @ f.p.T).sum()
-    return Results(0.0, whole, f.shrink**4 * whole, f.shrink**4 * part)
+    return LinearResults(0.0, whole, f.shrink**4 * whole, f.shrink**4 * part)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class _Corrupted:
     liars: int
 
 
-def _corrupted(f: Federation, attack: Attack, tau: float, liars: list[int]) -> _Corrupted:
+def _corrupted(f: LinearFederation, attack: Attack, tau: float, liars: list[int]) -> _Corrupted:
     """Return what an attack does to the mean of all models: where it is centred, and how much it varies."""
     good = [k for k in range(f.clients) if k not in liars]
     bad, count = f.w[liars], len(liars)
@@ -177,13 +177,13 @@ def _corrupted(f: Federation, attack: Attack, tau: float, liars: list[int]) -> _
     )
 
 
-def attacked_losses(f: Federation, attack: Attack, tau: float, liars: list[int]) -> Results:
+def attacked_losses(f: LinearFederation, attack: Attack, tau: float, liars: list[int]) -> LinearResults:
     """Mean expected test loss of the benign clients after one round of infinitely many local steps."""
     c, big = _corrupted(f, attack, tau, liars), f.clients
     base, noise = f.sigma**2 / 2, f.sigma**2 / (2 * f.n)
     u = f.b**2 + 2 * f.b * f.lam / big + c.benign * f.lam**2 / big**2
     pull, down = f.b * f.shrink**2 / 2, (f.b + f.lam) ** 2
-    return Results(
+    return LinearResults(
         local=base + noise * f.full,
         fedavg=base + f.b / (2 * big**2) * (c.benign * f.s2 * f.full + c.tr) + f.b / 2 * c.h,
         pfedme=base + f.b / 2 * (u * f.s2 * f.full + f.lam**2 * c.tr / big**2) / down + pull * c.h,
@@ -194,7 +194,9 @@ def attacked_losses(f: Federation, attack: Attack, tau: float, liars: list[int])
     )
 
 
-def best_lambdas_attacked(f: Federation, attack: Attack, tau: float, liars: list[int]) -> tuple[float, float]:
+def best_lambdas_attacked(
+    f: LinearFederation, attack: Attack, tau: float, liars: list[int]
+) -> tuple[float, float]:
     """The λ that minimises those losses for pFedMe and lp-proj-2."""
     c, big = _corrupted(f, attack, tau, liars), f.clients
     common_part = (1 - 1 / big) * f.sigma**2 / f.n
@@ -207,12 +209,12 @@ def best_lambdas_attacked(f: Federation, attack: Attack, tau: float, liars: list
 
 
 def simulate(
-    f: Federation,
+    f: LinearFederation,
     rng: np.random.Generator,
     attack: Attack | None = None,
     tau: float = 0.0,
     liars: tuple[int, ...] = (),
-) -> Results:
+) -> LinearResults:
     """Draw ŵ_k and the liars' messages once; return every benign client's loss σ²/2 + (b/2)‖x − w_k‖²."""
     what = f.w + np.sqrt(f.s2) * rng.standard_normal(f.w.shape)
     good = [k for k in range(f.clients) if k not in liars]
@@ -235,4 +237,4 @@ def simulate(
     whole, part = mean(what), mean(what @ f.p.T)
     me = what + f.shrink * (whole - what)
     l2 = what + f.shrink * (part - what @ f.p.T) @ f.p
-    return Results(loss(what), loss(np.broadcast_to(whole, f.w.shape)), loss(me), loss(l2))
+    return LinearResults(loss(what), loss(np.broadcast_to(whole, f.w.shape)), loss(me), loss(l2))

@@ -63,7 +63,7 @@ def draw(results: Results, printed: Paper, path: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Look:
+class PictureLook:
     """How a method is drawn: its colour, mark and line."""
 
     colour: str
@@ -72,30 +72,30 @@ class Look:
 
 
 LOOKS = {
-    "Ditto": Look("tab:blue", "o"),
-    "pFedMe": Look("tab:cyan", "s"),
-    "Per-FedAvg": Look("tab:orange", "D"),
-    "FedAvg": Look("goldenrod", "^"),
-    "Local": Look("yellowgreen", "v"),
-    "Local, 20 steps": Look("tab:green", "<", "--"),
-    "Local, 100 steps": Look("darkgreen", ">", "--"),
-    "lp-proj-1": Look("tab:red", "P"),
-    "lp-proj-2": Look("tab:purple", "X"),
-    "lp-proj-1, R = 5": Look("darkred", "P", "-."),
-    "lp-proj-2, R = 5": Look("indigo", "X", "-."),
-    "RSA": Look("tab:brown", "p"),
-    "LG-FedAvg": Look("tab:gray", "*"),
+    "Ditto": PictureLook("tab:blue", "o"),
+    "pFedMe": PictureLook("tab:cyan", "s"),
+    "Per-FedAvg": PictureLook("tab:orange", "D"),
+    "FedAvg": PictureLook("goldenrod", "^"),
+    "Local": PictureLook("yellowgreen", "v"),
+    "Local, 20 steps": PictureLook("tab:green", "<", "--"),
+    "Local, 100 steps": PictureLook("darkgreen", ">", "--"),
+    "lp-proj-1": PictureLook("tab:red", "P"),
+    "lp-proj-2": PictureLook("tab:purple", "X"),
+    "lp-proj-1, R = 5": PictureLook("darkred", "P", "-."),
+    "lp-proj-2, R = 5": PictureLook("indigo", "X", "-."),
+    "RSA": PictureLook("tab:brown", "p"),
+    "LG-FedAvg": PictureLook("tab:gray", "*"),
 }
 """The same in every picture; Local with lp-proj's steps is broken, so that both show where they coincide."""
 
 
-def _looks(rows: Sequence[str]) -> dict[str, Look]:
+def _looks(rows: Sequence[str]) -> dict[str, PictureLook]:
     """Return how rows are drawn; those of no table of the paper's in black.
 
     >>> _looks(("Ditto", "another"))["another"].colour
     'black'
     """
-    return {row: LOOKS.get(row, Look("black", "h")) for row in rows}
+    return {row: LOOKS.get(row, PictureLook("black", "h")) for row in rows}
 
 
 def _nines(share: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -133,7 +133,7 @@ def _readable(low: float, high: float) -> list[float]:
     return kept
 
 
-def _fairness(axes: Any, cell: Measured, printed: Paper, look: Look) -> None:
+def _fairness(axes: Any, cell: Measured, printed: Paper, look: PictureLook) -> None:
     """Draw ours filled, the paper's hollow, and what joins them."""
     accuracy, variance = (cell.metrics.get(metric) for metric in ("accuracy", "variance"))
     ours = [one.mean for one in (accuracy, variance) if one is not None and one.mean]
@@ -147,7 +147,7 @@ def _fairness(axes: Any, cell: Measured, printed: Paper, look: Look) -> None:
         axes.plot(*values, look.mark, mfc="none", color=look.colour, markersize=9)
 
 
-def _curve(axes: Any, cell: Measured, metric: str, look: Look) -> None:
+def _curve(axes: Any, cell: Measured, metric: str, look: PictureLook) -> None:
     if points := _points(cell, metric):
         axes.plot(
             *zip(*points, strict=True),

@@ -18,7 +18,7 @@ from trilemma.experiment import Config
 from trilemma.learning.protocol import State
 from trilemma.report.glance import written_summary
 from trilemma.simulate.directory import SeedDirectory
-from trilemma_lab.papers.lp_proj.grid import Point, lookup
+from trilemma_lab.papers.lp_proj.grid import GridPoint, lookup
 from trilemma_lab.papers.lp_proj.methods import METHODS
 
 
@@ -143,7 +143,7 @@ def validation_accuracy(settings: Config, seed: int) -> float:
 
 def tried(task: str, method: str, rounds: int, seed: int) -> list[tuple[float, dict[str, Any]]]:
     """Run a method at every point of its grid; return validation accuracies and choices, best first."""
-    point = Point(task, method)
+    point = GridPoint(task, method)
     choices = lookup(METHODS, method, "method").choices()
     found = [(validation_accuracy(point.config(rounds, (seed,), choice), seed), choice) for choice in choices]
     return sorted(found, key=lambda pair: -pair[0])

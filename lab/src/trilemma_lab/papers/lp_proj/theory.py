@@ -15,7 +15,7 @@ from trilemma_lab.papers.lp_proj import linear
 from trilemma_lab.studies.measured import Measured
 from trilemma_lab.studies.study import Study, studies
 
-EXAMPLE = linear.Federation(
+EXAMPLE = linear.LinearFederation(
     w=np.array([[1.0, 0, 0], [0, 2, 0], [0, 0, 1], [3, 1, 1]]),
     n=10,
     b=1.0,

@@ -35,7 +35,7 @@ from trilemma.federation.carriers.grpc.frames import BadFrameError, Beginning, F
 from trilemma.federation.carriers.grpc.outbox import Outbox
 from trilemma.federation.carriers.grpc.transfers import (
     Arrived,
-    Described,
+    DescribedBlock,
     Incoming,
     Outgoing,
     Whole,
@@ -159,10 +159,10 @@ class _Client:
                 if asked.block is None:
                     self._let_in(question, asked)
                     continue
-                outgoing = Outgoing(question, Described.of(self._answer(asked.block)))
+                outgoing = Outgoing(question, DescribedBlock.of(self._answer(asked.block)))
             except BaseException as error:  # no signal comes to this thread
                 text = what_travels(error).encode()
-                outgoing = Outgoing(question, Described.of(text), kind=frames.REFUSED)
+                outgoing = Outgoing(question, DescribedBlock.of(text), kind=frames.REFUSED)
             with self._changed:
                 asked.block, asked.incoming, asked.long = None, None, None
                 if self._questions.get(question) is asked:

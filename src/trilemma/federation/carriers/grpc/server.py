@@ -40,7 +40,7 @@ from trilemma.federation.carriers.grpc.frames import BadFrameError, Frame
 from trilemma.federation.carriers.grpc.outbox import Outbox
 from trilemma.federation.carriers.grpc.transfers import (
     Arrived,
-    Described,
+    DescribedBlock,
     Incoming,
     Outgoing,
     check_short,
@@ -106,7 +106,7 @@ class _Question:
 
     name: str
     client: int
-    block: Described
+    block: DescribedBlock
     expires: float
     incoming: Incoming | None = None
     turns: int = 0
@@ -210,7 +210,8 @@ class GrpcServer:
         self._check()
         members = set(self._roster().values())
         described = {
-            id(block): Described.of(block) for block in {id(one): one for one in blocks.values()}.values()
+            id(block): DescribedBlock.of(block)
+            for block in {id(one): one for one in blocks.values()}.values()
         }
         sent: dict[str, int] = {}
         with self._lock:
@@ -227,7 +228,7 @@ class GrpcServer:
                     self._ask(line, question)
         return sent
 
-    def _asked(self, client: int, block: Described) -> bool:
+    def _asked(self, client: int, block: DescribedBlock) -> bool:
         return any(
             one.client == client and one.block.digest == block.digest for one in self._questions.values()
         )

@@ -35,10 +35,10 @@ Arrived = bytes | mmap.mmap
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedBlock:
     """A block to be sent, its length and SHA-256; computed once for however many receive it.
 
-    >>> block = Described.of([b"a" * 1000, b"b" * PIECE_BYTES])
+    >>> block = DescribedBlock.of([b"a" * 1000, b"b" * PIECE_BYTES])
     >>> block.length, [len(b"".join(block.piece(place))) for place in range(block.pieces)]
     (1049576, [1048576, 1000])
     """
@@ -48,7 +48,7 @@ class Described:
     digest: bytes
 
     @classmethod
-    def of(cls, whole: Whole) -> Described:
+    def of(cls, whole: Whole) -> DescribedBlock:
         """Describe a block."""
         parts = [whole] if isinstance(whole, bytes | mmap.mmap) else whole
         views = tuple(memoryview(part).cast("B") for part in parts)
@@ -78,7 +78,7 @@ class Outgoing:
     """A block on its way out: question or answer, and the piece to be sent next."""
 
     question: bytes
-    block: Described
+    block: DescribedBlock
     kind: int = frames.BEGIN
     lifetime: float = 0.0
     next: int | None = None
@@ -104,7 +104,7 @@ class Outgoing:
 class Incoming:
     """A block on its way in. What is in the file `path` from before is continued.
 
-    >>> block = Described.of(bytes(range(256)) * 5000)
+    >>> block = DescribedBlock.of(bytes(range(256)) * 5000)
     >>> incoming = Incoming(block.length, block.digest, None)
     >>> out = Outgoing(bytes(16), block, next=incoming.have)
     >>> while out.waits:

@@ -12,8 +12,8 @@ Each screen is one file with one class, registered in `screens` under the name o
 """
 
 from trilemma.base.registry import discover
-from trilemma.learning.defences.screens.screen import Heard, Screen, Seen, screened, screens
+from trilemma.learning.defences.screens.screen import Screen, ScreenedRound, Seen, screened, screens
 
-__all__ = ["Heard", "Screen", "Seen", "screened", "screens"]
+__all__ = ["Screen", "ScreenedRound", "Seen", "screened", "screens"]
 
 discover(__name__)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trilemma.base.keys import Key
 from trilemma.learning.defences.screens.root_client import RootClient
-from trilemma.learning.defences.screens.screen import Heard, Seen, screens
+from trilemma.learning.defences.screens.screen import ScreenedRound, Seen, screens
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
@@ -39,7 +39,7 @@ class FLTrust:
         """Return a client's state before the first round."""
         return self.root.begin(model, key)
 
-    def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
+    def look(self, heard: ScreenedRound, memory: Mapping[str, Tensor]) -> Seen:
         """Compute the server's own message and compare the others with it."""
         own, kept = self.root.message(heard, memory)
         return Seen(trusted(heard.x, own), kept)

@@ -29,9 +29,9 @@ import scipy
 import torch
 from torch import Tensor
 
-from trilemma.aggregation.noise_test import NoiseTest as Stage
+from trilemma.aggregation.noise_test import NoiseTestStage as Stage
 from trilemma.base.keys import Key
-from trilemma.learning.defences.screens.screen import Heard, Seen, screens
+from trilemma.learning.defences.screens.screen import ScreenedRound, Seen, screens
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
@@ -55,7 +55,7 @@ class NoiseTest:
         nothing = torch.zeros(self.setup.clients, dtype=torch.float64)
         return {"variance": nothing, "bound": nothing}
 
-    def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
+    def look(self, heard: ScreenedRound, memory: Mapping[str, Tensor]) -> Seen:
         """Test every message against the noise that it must contain."""
         release, trace = self.setup.release, self.trace
         if release is None or release.law.silent:

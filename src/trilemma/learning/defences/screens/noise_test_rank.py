@@ -30,11 +30,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from trilemma.aggregation.noise_test_rank import NoiseTestRank as Stage
+from trilemma.aggregation.noise_test_rank import NoiseTestRankStage as Stage
 from trilemma.base.keys import Key
 from trilemma.learning.defences.screens.noise_test import NoiseTest
 from trilemma.learning.defences.screens.root_client import RootClient
-from trilemma.learning.defences.screens.screen import Heard, Seen, screens
+from trilemma.learning.defences.screens.screen import ScreenedRound, Seen, screens
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
@@ -61,7 +61,7 @@ class NoiseTestRank:
             **_named(self.root.begin(model, key)),
         }
 
-    def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
+    def look(self, heard: ScreenedRound, memory: Mapping[str, Tensor]) -> Seen:
         """Test every message, then rank the senders."""
         tested = self.test.look(heard, memory)
         before = {name[len(ROOT) :]: part for name, part in memory.items() if name.startswith(ROOT)}

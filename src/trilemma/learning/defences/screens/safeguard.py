@@ -24,9 +24,9 @@ from torch import Tensor
 
 from trilemma import aggregation
 from trilemma.aggregation.passes.gram import halfway
-from trilemma.aggregation.safeguard import Safeguard as Stage
+from trilemma.aggregation.safeguard import SafeguardStage as Stage
 from trilemma.base.keys import Key
-from trilemma.learning.defences.screens.screen import Heard, Seen, screens
+from trilemma.learning.defences.screens.screen import ScreenedRound, Seen, screens
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
@@ -44,7 +44,7 @@ class Safeguard:
         clients = self.setup.clients
         return {"sums": torch.zeros(clients, model.dim), "good": torch.ones(clients, dtype=torch.bool)}
 
-    def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
+    def look(self, heard: ScreenedRound, memory: Mapping[str, Tensor]) -> Seen:
         """Add the messages to their senders' sums, and drop clients whose sums are far from the centre."""
         sums, good, window = memory["sums"].to(heard.x), memory["good"].cpu().clone(), self.stage.window
         if window and heard.round % window == 0:

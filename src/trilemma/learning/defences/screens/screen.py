@@ -33,7 +33,7 @@ PREFIX = "screen."
 
 
 @dataclass(frozen=True)
-class Heard:
+class ScreenedRound:
     """A round as a screen sees it: messages `x` (k, d), all finite, their senders, and the broadcast."""
 
     x: Tensor
@@ -60,7 +60,7 @@ class Screen(Protocol):
     def begin(self, model: Model, key: Key) -> Mapping[str, Tensor]:
         """Return the screen's memory before the first round."""
 
-    def look(self, heard: Heard, memory: Mapping[str, Tensor]) -> Seen:
+    def look(self, heard: ScreenedRound, memory: Mapping[str, Tensor]) -> Seen:
         """Return the factors of a round's messages, and the memory after it."""
 
 
@@ -135,7 +135,7 @@ def screened(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
         factors = torch.zeros(len(senders), dtype=torch.float64)
         x = trace.vectors(messages.rows(finite).vectors, model)
         known, names = {trace.model: model}, tuple(senders[row] for row in finite)
-        seen = screen.look(Heard(x, names, round_, known, key.fold("screen")), memory)
+        seen = screen.look(ScreenedRound(x, names, round_, known, key.fold("screen")), memory)
         factors[finite] = seen.factors.double().cpu()
         kept = (seen.factors > 0).nonzero().flatten().tolist()
         weights, report, after = torch.zeros_like(factors), {}, model

@@ -9,8 +9,23 @@ so the smallest of several is one too. The formulas are apart, in `gaussian`, `r
 
 from trilemma.base.registry import discover
 from trilemma.privacy.accounting.accountants.base import Accountant, accountants, applicable
-from trilemma.privacy.accounting.accountants.choice import Answer, ask, default, everyday, worthwhile
+from trilemma.privacy.accounting.accountants.choice import (
+    AccountantAnswer,
+    ask,
+    default,
+    everyday,
+    worthwhile,
+)
 
 discover(__name__)
 
-__all__ = ["Accountant", "Answer", "accountants", "applicable", "ask", "default", "everyday", "worthwhile"]
+__all__ = [
+    "Accountant",
+    "AccountantAnswer",
+    "accountants",
+    "applicable",
+    "ask",
+    "default",
+    "everyday",
+    "worthwhile",
+]

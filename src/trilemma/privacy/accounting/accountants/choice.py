@@ -44,7 +44,7 @@ def worthwhile(rounds: History) -> tuple[Accountant, ...]:
 
 
 @dataclass(frozen=True)
-class Answer(Generic[Figure]):
+class AccountantAnswer(Generic[Figure]):
     """A figure, the name of the accountant it is by, and a note where that is not the one asked."""
 
     figure: Figure
@@ -57,7 +57,7 @@ class Answer(Generic[Figure]):
         return (self.note,) if self.note else ()
 
 
-def ask(name: str, question: Callable[[Accountant], Figure]) -> Answer[Figure]:
+def ask(name: str, question: Callable[[Accountant], Figure]) -> AccountantAnswer[Figure]:
     """Put a question to an accountant; where it fails, the one it names instead answers.
 
     >>> ask("exact", lambda accountant: accountant.assumes).figure
@@ -65,9 +65,9 @@ def ask(name: str, question: Callable[[Accountant], Figure]) -> Answer[Figure]:
     """
     asked = accountants[name]
     try:
-        return Answer(question(asked), name)
+        return AccountantAnswer(question(asked), name)
     except AccountingFailure as failure:
         if not asked.instead:
             raise
         note = f"{name} failed ({failure}); its figure is that of {asked.instead}"
-        return Answer(question(accountants[asked.instead]), asked.instead, note)
+        return AccountantAnswer(question(accountants[asked.instead]), asked.instead, note)
