@@ -1,10 +1,9 @@
 """What limits the frontier: what examples have in common, what liars have to cancel, what centring assumes.
 
-    python benchmarks/frontier_limits.py common      how much of their length digits' features have in common
-    python benchmarks/frontier_limits.py cancelled   how much of an honest mean liars can cancel unseen (CNN)
-    python benchmarks/frontier_limits.py centre      each client's own mean taken off, or whitened, where data
-                                                     differ
-    python benchmarks/frontier_limits.py whose       whose mean and covariance new examples are seen by
+    python lab/benchmarks/frontier_limits.py common     how much of their length features have in common
+    python lab/benchmarks/frontier_limits.py cancelled  how much of an honest mean liars can cancel (CNN)
+    python lab/benchmarks/frontier_limits.py centre     own means off, or whitened, where data differ
+    python lab/benchmarks/frontier_limits.py whose      whose mean and covariance new examples are seen by
 
 Options: --seeds 1,2; --device cuda; --out FILE keeps what `centre` measured, and --show prints that file.
 docs/frontier.md and docs/frontier-notes.md quote them.

@@ -1,8 +1,9 @@
 """Personalised learning: all clients at once against one after the other, and projections from a seed.
 
-    python benchmarks/personal.py round           one lp-proj round on Synthetic(0, 0), stacked and as a loop
-    python benchmarks/personal.py projection      P of 600 × 678,794: stored and redrawn, time and memory
-    python benchmarks/personal.py fashion         one lp-proj round of 100 ResNets on a GPU, float32 and TF32
+    export PYTHONPATH=benchmarks
+    python lab/benchmarks/personal.py round       one lp-proj round on Synthetic(0, 0), stacked and as a loop
+    python lab/benchmarks/personal.py projection  P of 600 × 678,794: stored and redrawn, time and memory
+    python lab/benchmarks/personal.py fashion     one lp-proj round of 100 ResNets on a GPU, float32 and TF32
 
 The loop is what the methods' reference implementations do: per client and step a batch, `backward`, a
 gradient clip and the two products with P, in plain PyTorch on the same data. Both run in the same process, in

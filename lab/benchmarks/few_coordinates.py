@@ -1,7 +1,7 @@
 """What few coordinates buy: accuracy at the papers' ε by what is trained, and what travels.
 
-    python benchmarks/few_coordinates.py run [--only mnist] [--way projected] [--seeds 1-3] [--limit 140]
-    python benchmarks/few_coordinates.py table
+    python lab/benchmarks/few_coordinates.py run [--only mnist] [--way projected] [--seeds 1-3] [--limit 140]
+    python lab/benchmarks/few_coordinates.py table
 
 `run` adds to lab/results/few-coordinates.json whatever is not in it yet, seed by seed, and stops after
 `limit` seconds; `table` puts the tables into docs/few-coordinates.md. Every run is a configuration that comes
@@ -25,7 +25,7 @@ from trilemma.base.records import Record
 from trilemma.experiment.schema import parse_seeds
 from trilemma.report import Table
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "few-coordinates.json"
 DOCS = ROOT / "docs" / "few-coordinates.md"
 

@@ -1,6 +1,7 @@
 """What attacks cost, beside one Gram pass over the same messages.
 
-    python benchmarks/attacks.py [--clients 100] [--byzantine 10] [--dim 431080] [--rules caf,krum,cwmed]
+    export PYTHONPATH=benchmarks
+    python lab/benchmarks/attacks.py [--clients 100] [--byzantine 10] [--dim 431080] [--rules caf,krum,cwmed]
 
 One table: seconds per round (best of several) and the ratio to X @ Xᵀ on the honest messages. Searched
 attacks are timed against every rule asked for; `rule` is the time of one aggregation by that rule itself.

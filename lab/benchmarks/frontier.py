@@ -1,10 +1,10 @@
 """The frontier: what evidence costs, whom it expels among honest clients, and what can be hidden from it.
 
-    python benchmarks/frontier.py laws      honest messages drawn from their laws: whom evidence expels
-    python benchmarks/frontier.py rates     false alarms of each test at a level at which they can be counted
-    python benchmarks/frontier.py hidden    what adaptive liars hide, against the bound; --picture draws it
-    python benchmarks/frontier.py honest    honest rounds with evidence: how many clients are expelled (none)
-    python benchmarks/frontier.py cost      a round's server step with evidence+caf against caf; --device cuda
+    python lab/benchmarks/frontier.py laws    honest messages drawn from their laws: whom evidence expels
+    python lab/benchmarks/frontier.py rates   false alarms of each test at a level where they can be counted
+    python lab/benchmarks/frontier.py hidden  what adaptive liars hide, against the bound; --picture draws it
+    python lab/benchmarks/frontier.py honest  rounds with evidence: how many honest clients are expelled
+    python lab/benchmarks/frontier.py cost    a server step with evidence+caf against caf; --device cuda
 
 Rules against adversaries are `trilemma arena`. Options: --seeds 1,2 --rounds 30 --set key=value; --out FILE
 keeps what laws, rates and hidden measured.

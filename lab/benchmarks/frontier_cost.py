@@ -1,6 +1,6 @@
 """What evidence costs a server, in time and in memory, against the rule it stands before.
 
-python benchmarks/frontier.py cost      --device cuda
+python lab/benchmarks/frontier.py cost      --device cuda
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a push of known length leaves of a linear classifier, and whether training can withstand it.
+r"""What a push of known length leaves of a linear classifier, and whether training can withstand it.
 
-    python benchmarks/frontier_flat.py          five minutes on one thread; docs/frontier-notes.md quotes it
-    python benchmarks/frontier_flat.py --set "data.features={name='strokes', components=24, box=20, drawn=4}"
+    python lab/benchmarks/frontier_flat.py    five minutes on one thread; docs/frontier-notes.md quotes it
+    python lab/benchmarks/frontier_flat.py \
+        --set "data.features={name='strokes', components=24, box=20, drawn=4}"
 
 Clients of `frontier-mnist-whitened` train alone, each model is made as long as the clip, and their mean, made
 1 long, is pushed by r to where most training examples are mistaken: no noise, no server, no rule. So this is

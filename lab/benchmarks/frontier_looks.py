@@ -1,6 +1,6 @@
 """What liars gain where sums are looked at in some rounds only: how far they move the model in a run.
 
-    python benchmarks/frontier_looks.py --seeds 1,2,3
+    python lab/benchmarks/frontier_looks.py --seeds 1,2,3
 
 Byz-Clip-SGD without momentum, n = 24, f = 4, d = 400, T = 30, honest contributions half as long as the clip
 of 1; liars push at right angles to them and send, every round, the strongest lie that passes. Four ways:

@@ -1,6 +1,6 @@
 """What the search of `adaptive` liars adds to a round of CafCor on MNIST, beside the rest of that round.
 
-    python benchmarks/search_cost.py [--turns 3] [--rounds 15] [--device cuda]
+    PYTHONPATH=benchmarks python lab/benchmarks/search_cost.py [--turns 3] [--rounds 15] [--device cuda]
 
 A case is a rule, what liars do with their noise, and a direction. Times are medians over rounds, the first
 few left out, and over turns.
