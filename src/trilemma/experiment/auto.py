@@ -4,17 +4,18 @@ They come from n, f, the examples m of the poorest client, the d numbers that ar
 rule; no record has a part in them, and all parties of a federation agree on them before it begins.
 
 Noise against signal. A contribution is clipped at C. Where ε is kept over T rounds, each coordinate of the
-honest clients' mean carries noise of variance V(T), so that one round's sum has the squared length C² + dV(T)
-at most. Stochastic descent from a distance D of a minimum of a convex function is then after T steps within
+honest clients' mean carries noise of variance V(T). Clipped gradients disagree: their mean has about half the
+length C. So a round's aggregate has the squared length C²/4 + dV(T), and stochastic descent on a convex
+function, from a distance D of its minimum, comes within
 
-    D² / (2γT) + γ (C² + dV(T)) / 2        which is least for        γ = D / √(T (C² + dV(T))).
+    D² / (2γT) + γ (C²/4 + dV(T)) / 2        which is least for        γ = D / √(T (C²/4 + dV(T))).
 
-* `lr` is that γ, with D = 3: a weight vector of that length separates features of about unit size.
+* `lr` is that γ. D is what nobody knows: 0.2 √d, as if each number had to move by 0.2; from 4 to 20.
 * `clip` is 1: as long as gradients are longer than C, only γC counts, and γ is a multiple of 1/C.
-* `rounds`: T steps of length γ go as far as √(T/V(T)) lets them before they are lost in noise. More rounds
-  need more noise, V(T) ~ T, once sampling and small ε no longer pay for them: T doubles until another
-  doubling gains less than a tenth. At least 100, so that steps are short; at most 800, because rounds cost.
-* `batch_size` is an eighth of m, from 25 to 256: a batch of less makes noise of the few heard in a round.
+* `rounds`: what a run gains grows with √(T/V(T)). More rounds need more noise, V(T) ~ T, once sampling and a
+  small ε no longer pay for them: T doubles until another doubling gains less than a tenth. From 100, so that
+  steps are short, to 800, because rounds cost.
+* `batch_size` is an eighth of m, from 25 to 256: with fewer, the noise of a round is divided by few.
 * `momentum` β remembers a tenth of the run, 1 − β = 10/T, and never more than the algorithm's own: what
   begins at zero and remembers longer than the run would never reach the length of a step. It averages the
   noise in which liars hide over that tenth, so a lie does not grow with T.
@@ -39,7 +40,8 @@ from trilemma.privacy.threats.covariance import mean_noise
 if TYPE_CHECKING:
     from trilemma.experiment.parsing import Config
 
-DISTANCE, AGREEING = 6.0, 0.5
+NEAREST, EACH, FARTHEST = 4.0, 0.2, 20.0
+AGREEING = 0.5
 FEWEST, MOST, WORTH = 100, 800, 1.1
 REMEMBERED = 0.1
 SHARE, SMALLEST, LARGEST = 1 / 8, 25, 256
@@ -116,7 +118,7 @@ def settled(config: Config, examples: int, dim: int) -> Config:
     >>> private = {"threat": "ldp", "epsilon": 8.0}
     >>> found = settled(parse({"algorithm": "safe-dshb", "privacy": private}), examples=600, dim=771)
     >>> found.run.rounds, found.algorithm.options.batch_size, found.algorithm.options.lr
-    (100, 75, 0.84)
+    (100, 75, 0.78)
     """
     if not config.auto:
         return config
@@ -162,7 +164,16 @@ def _step(config: Config, examples: int, dim: int) -> float:
     clip, rounds = config.privacy.clip, config.run.rounds
     assert clip is not None
     noise = dim * _variance(config, examples, rounds)
-    return float(f"{DISTANCE / math.sqrt(rounds * ((AGREEING * clip) ** 2 + noise)):.2g}")
+    return float(f"{_distance(dim) / math.sqrt(rounds * ((AGREEING * clip) ** 2 + noise)):.2g}")
+
+
+def _distance(dim: int) -> float:
+    """Return D.
+
+    >>> [_distance(dim) for dim in (18, 2500, 10**6)]
+    [4.0, 10.0, 20.0]
+    """
+    return min(FARTHEST, max(NEAREST, EACH * math.sqrt(dim)))
 
 
 def _variance(config: Config, examples: int, rounds: int) -> float:
