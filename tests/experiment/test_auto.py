@@ -48,7 +48,7 @@ def test_the_step_is_the_one_of_the_formula() -> None:
     release = resolve(chosen, 600).release
     assert release is not None
     noise = 771 * release.law.sigma_ind**2 / 7
-    assert numbers(chosen)[1] == pytest.approx(0.2 * math.sqrt(771 / (100 * (0.25 + noise))), rel=0.05)
+    assert numbers(chosen)[1] == pytest.approx(6 / math.sqrt(100 * (0.25 + noise)), rel=0.05)
 
 
 def test_more_to_hide_means_shorter_steps() -> None:

@@ -20,7 +20,7 @@ def demo_command(
 
     Trains on the phishing data: trusting, robust, and robust and private.
     """
-    note("demo: six federations of seven clients, 100 rounds each, three seeds: about twenty seconds on two cores")
+    note("demo: six federations of seven clients, 100 rounds each, three seeds: twenty seconds")
     from rich.console import Console
 
     from trilemma import demo

@@ -10,7 +10,7 @@ function, from a distance D of its minimum, comes within
 
     D² / (2γT) + γ (C²/4 + dV(T)) / 2        which is least for        γ = D / √(T (C²/4 + dV(T))).
 
-* `lr` is that γ. D is what nobody knows: 0.2 √d, as if each number had to move by 0.2; from 4 to 20.
+* `lr` is that γ. D is what nobody knows: 0.2 √d, as if each number had to move by 0.2; from 6 to 20.
 * `clip` is 1: as long as gradients are longer than C, only γC counts, and γ is a multiple of 1/C.
 * `rounds`: what a run gains grows with √(T/V(T)). More rounds need more noise, V(T) ~ T, once sampling and a
   small ε no longer pay for them: T doubles until another doubling gains less than a tenth. From 100, so that
@@ -40,7 +40,7 @@ from trilemma.privacy.threats.covariance import mean_noise
 if TYPE_CHECKING:
     from trilemma.experiment.parsing import Config
 
-NEAREST, EACH, FARTHEST = 4.0, 0.2, 20.0
+NEAREST, EACH, FARTHEST = 6.0, 0.2, 20.0
 AGREEING = 0.5
 FEWEST, MOST, WORTH = 100, 800, 1.1
 REMEMBERED = 0.1
@@ -118,7 +118,7 @@ def settled(config: Config, examples: int, dim: int) -> Config:
     >>> private = {"threat": "ldp", "epsilon": 8.0}
     >>> found = settled(parse({"algorithm": "safe-dshb", "privacy": private}), examples=600, dim=771)
     >>> found.run.rounds, found.algorithm.options.batch_size, found.algorithm.options.lr
-    (100, 75, 0.78)
+    (100, 75, 0.84)
     """
     if not config.auto:
         return config
@@ -171,7 +171,7 @@ def _distance(dim: int) -> float:
     """Return D.
 
     >>> [_distance(dim) for dim in (18, 2500, 10**6)]
-    [4.0, 10.0, 20.0]
+    [6.0, 10.0, 20.0]
     """
     return min(FARTHEST, max(NEAREST, EACH * math.sqrt(dim)))
 
