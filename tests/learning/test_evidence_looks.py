@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from trilemma import aggregation, privacy
-from trilemma.attacks.types import Foreseen
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
 from trilemma.learning import Algorithm, Messages, Setup, algorithms
@@ -24,6 +23,7 @@ from trilemma.learning.protocol import State
 from trilemma.learning.steps.trace import Law
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
+from trilemma_lab.adversary.informed import Foreseen
 from trilemma_lab.adversary.many_rounds import foreseen
 from trilemma_lab.adversary.outlook import Outlook
 from trilemma_lab.adversary.tryout import Tryout

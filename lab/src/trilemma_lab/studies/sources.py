@@ -98,6 +98,11 @@ def _words(value: Any) -> Iterator[str]:
             yield from _words(one)
 
 
+def digest_of(source: bytes) -> str:
+    """Return eight digits of what a module says, without its comments and docstrings."""
+    return _stated(source).digest
+
+
 class _Tree:
     """The package's modules below a folder as they are now, and what they import of each other."""
 
