@@ -29,6 +29,8 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are not in docs/."""
     for name, where in OF_THE_ROOT.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        for other, page in OF_THE_ROOT.items():
+            text = text.replace(f"]({other}", f"]({page}")
         files.append(File.generated(config, where, content=text))
     files.append(File.generated(config, "reference/command-line.md", content=_command_line()))
     for name, text in _python().items():
