@@ -89,6 +89,13 @@ def test_python_on_every_page_is_python():
                 compile(text, f"{page.name}, line {block.line}", "exec")
 
 
+def test_the_site_has_at_most_eight_entries_and_small_pictures():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    assert sum(line.startswith("  - ") for line in nav.splitlines()) in range(1, 9)
+    pictures = {path.name: path.stat().st_size for path in (DOCS / "images/gallery").iterdir()}
+    assert pictures and max(pictures.values()) < 100_000
+
+
 def rooms() -> list[str]:
     return [name for name in trilemma.__all__ if inspect.ismodule(getattr(trilemma, name))]
 
