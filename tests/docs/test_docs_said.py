@@ -97,7 +97,7 @@ def _command(name: str) -> click.Command:
 
 def _problem(words: list[str]) -> str:
     """Say what the command line would not understand; arguments that are left out of prose are not missed."""
-    if not words or words[0] in ("--help", "--version"):
+    if not words or words[0] in ("--help", "--version", "--install-completion"):
         return ""
     if words[0] not in command_names():
         return "there is no such command"
