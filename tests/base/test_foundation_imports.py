@@ -25,9 +25,33 @@ tl.Task, tl.Privacy, tl.run(rounds=1, rule="nnm+cwmed", model="mlp", clients=5, 
 assert not {{"sympy", "torch._dynamo"}} & set(sys.modules), "torch imports its compiler"
 """
 
+CHECKED = """
+import sys
+from types import SimpleNamespace
+import torch
+from torch import nn
+from trilemma import models
+examples = SimpleNamespace(x=torch.randn(4, 5, 3), y=torch.zeros(4, 5).long(), weight=None)
+own = models.from_module(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), nn.CrossEntropyLoss())
+models.verify(own, torch.zeros(26), examples)
+assert not {"sympy", "torch._dynamo"} & set(sys.modules), "torch imports its compiler"
+"""
+"""What every client of a federation does before it joins: 60 MB of each, and a second."""
+
+OPERATED = """
+import sys
+from pathlib import Path
+from trilemma.cli import app, federation
+from trilemma.federation.operations import deployment, following
+from trilemma.report import federations, glance
+assert not {"torch", "scipy.special", "scipy.stats", "numba", "grpc"} & set(sys.modules)
+"""
+"""What `trilemma federation up`, `down`, `run` and `status` begin with."""
+
 
 @pytest.mark.slow
-def test_the_package_does_without_what_only_some_runs_need():
+@pytest.mark.parametrize("program", [PROGRAM, CHECKED, OPERATED])
+def test_the_package_does_without_what_only_some_runs_need(program):
     """Nor does it need torch for its names, nor numba to aggregate: there plain operations serve."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from trilemma.base.errors import PrivacyError, UserError
+from trilemma.federation.client.account import read_budget
 from trilemma.federation.client.journal import Journal
 from trilemma.federation.client.node import Node
 from trilemma.federation.client.proposals import proposed
 from trilemma.federation.client.sessions import Session
-from trilemma.federation.client.spending import read_budget
 from trilemma.federation.identity.rosters import SignedRoster
 from trilemma.federation.identity.tls_keys import new_request, requested_key
 from trilemma.federation.party.permission import Permission

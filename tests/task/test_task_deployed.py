@@ -14,7 +14,8 @@ from trilemma import config as configurations
 from trilemma import report
 from trilemma.cli import app
 from trilemma.cli.federation import _line, federation_app
-from trilemma.federation.client.spending import read_budget, write_budgets
+from trilemma.federation.client.account import read_budget
+from trilemma.federation.client.spending import write_budgets
 from trilemma.federation.operations.pilot import spent
 from trilemma.federation.party import provisioning
 from trilemma.federation.party.layout import parties

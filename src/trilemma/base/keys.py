@@ -13,9 +13,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Key:
 
     def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a fresh torch generator for this key on `device`."""
+        import torch  # only here: whoever reads a ledger waits for none
+
         return torch.Generator(device=device).manual_seed(self.integer())
 
 

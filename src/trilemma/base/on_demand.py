@@ -23,7 +23,7 @@ def on_demand(package: str, names: Sequence[str], modules: Sequence[str]) -> Non
 
     >>> from trilemma import privacy
     >>> privacy.SecretNoise.__module__, privacy.covariance.__name__, privacy.ledger.__name__
-    ('trilemma.privacy.secrets.noise', 'covariance', 'trilemma.privacy.ledger.ledger')
+    ('trilemma.privacy.secrets.noise', 'covariance', 'trilemma.privacy.ledger')
     >>> privacy.SecretNose
     Traceback (most recent call last):
     AttributeError: module 'trilemma.privacy' has no attribute 'SecretNose'

@@ -165,7 +165,8 @@ def budget_command(
     epsilon: Annotated[float | None, typer.Option(help="the new limit on ε, over all runs")] = None,
 ) -> None:
     """Show or change a client's own limit on ε, which is never below the ε spent."""
-    from trilemma.federation.client.spending import change_budget, read_budget
+    from trilemma.federation.client.account import read_budget
+    from trilemma.federation.client.spending import change_budget
 
     party = _one_client(folder, client)
     if epsilon is None:

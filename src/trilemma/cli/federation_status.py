@@ -17,6 +17,7 @@ from rich.text import Text
 
 from trilemma.base.errors import printable
 from trilemma.cli.output import say
+from trilemma.federation.protocol.events import listed
 
 if TYPE_CHECKING:
     from trilemma.report.client_events import Doings
@@ -204,9 +205,14 @@ def _members(members: Iterable[MemberRow]) -> Table:
 def _remarks(run: RunStanding) -> list[str]:
     """Say why clients were rejected or expelled, and how the model scored of late."""
     lines = []
+    outside: dict[str, list[int]] = {}
     for one in run.members:
         if one.why:
-            lines.append(f"client {one.client} is not in the epoch: {printable(one.why)}")
+            outside.setdefault(one.why, []).append(one.client)
+    for why, them in outside.items():
+        who = f"client {them[0]} is" if len(them) == 1 else f"clients {listed(them)} are"
+        lines.append(f"{who} not in the epoch: {printable(why)}")
+    for one in run.members:
         if one.reason:
             lines.append(f"client {one.client} was last turned away or not reached: {printable(one.reason)}")
         if one.out:

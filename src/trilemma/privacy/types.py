@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from trilemma.base.errors import PrivacyError, UserError, nearest
 from trilemma.privacy.noise.drawing import EXACT, Drawing
+
+if TYPE_CHECKING:  # whoever reads a ledger waits for no torch
+    import torch
+    from torch import Tensor
 
 Unit = Literal["user", "example"]
 Adjacency = Literal["replace", "add-remove", "published"]

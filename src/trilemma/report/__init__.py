@@ -9,13 +9,18 @@
 (3, True, torch.Size([69]))
 """
 
-from trilemma.report.curves import Curve, plot_curves
-from trilemma.report.loading import load
-from trilemma.report.privacy import verdict_of
-from trilemma.report.result import Result, plot_results
-from trilemma.report.sweeps import SweepResult, load_sweep
-from trilemma.report.tables import Table, percent, results_table, tightest_epsilon
-from trilemma.report.trust import Suspect
+from typing import TYPE_CHECKING
+
+from trilemma.base.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from trilemma.report.curves import Curve, plot_curves
+    from trilemma.report.loading import load
+    from trilemma.report.privacy import verdict_of
+    from trilemma.report.result import Result, plot_results
+    from trilemma.report.sweeps import SweepResult, load_sweep
+    from trilemma.report.tables import Table, percent, results_table, tightest_epsilon
+    from trilemma.report.trust import Suspect
 
 __all__ = [
     "Curve",
@@ -32,3 +37,5 @@ __all__ = [
     "tightest_epsilon",
     "verdict_of",
 ]
+
+on_demand(__name__, __all__, ["tables", "curves", "loading", "result", "privacy", "sweeps", "trust"])

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from trilemma.base.errors import UserError
 from trilemma.base.files import readable
 from trilemma.base.records import Record
-from trilemma.federation.client.spending import CAVEAT, own_statement, read_budget, run_of
+from trilemma.federation.client.account import CAVEAT, own_statement, read_budget, run_of
 from trilemma.federation.party.layout import RUNNING, WITHOUT_FACTS, Party, parties, without_facts
 from trilemma.federation.party.public_facts import Timing
 from trilemma.federation.processes import groups as processes

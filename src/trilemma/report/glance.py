@@ -14,14 +14,14 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from trilemma.base.files import readable
 from trilemma.base.records import OWN_SCORE, Record, Spread, Summary
-from trilemma.experiment.schema import FederationTable, RunTable
-from trilemma.privacy import NoGuarantee
-from trilemma.report.privacy import verdict_of
-from trilemma.simulate.directory import SeedDirectory
+from trilemma.base.typed import Count, typed
+from trilemma.federation.protocol.records import written_records
 
 BESIDE = ("loss", "variance", "worst_tenth", f"{OWN_SCORE}_low", f"{OWN_SCORE}_high")
 """Scores in a record that are no metric of their own: the loss, how the first metric is spread over clients,
@@ -61,8 +61,10 @@ class Glance:
 def glance(folder: Path) -> Glance:
     """Look at a simulated run's directory."""
     with readable(folder):
+        from trilemma.simulate.directory import SeedDirectory  # only here: it takes torch
+
         config = plain_config(folder / "config.toml")
-        parts = {seed: SeedDirectory(folder / f"seed-{seed}") for seed in RunTable(**config["run"]).seeds}
+        parts = {seed: SeedDirectory(folder / f"seed-{seed}") for seed in config["run"]["seeds"]}
         newest = {seed: part.newest() for seed, part in parts.items()}
         summary = written_summary(folder)
         finished = summary is not None
@@ -111,6 +113,8 @@ def written_summary(folder: Path) -> Summary | None:
     if not path.exists():
         return None
     with readable(path, "the summary of a run"):
+        from trilemma.report.privacy import verdict_of
+
         summary = Summary.read(json.loads(path.read_text("utf-8")))
         verdict_of(summary)  # whoever shows it counts on a verdict that can be read
         return summary
@@ -119,19 +123,19 @@ def written_summary(folder: Path) -> Summary | None:
 def simulated_records(config: Mapping[str, Any], folder: Path) -> dict[int, list[Record]]:
     """Return every record of a simulated run by seed."""
     with readable(folder):
-        run = RunTable(**config["run"])
-        seeds = {seed: SeedDirectory(folder / f"seed-{seed}").records() for seed in run.seeds}
-        return {seed: _of_rounds(records, run.rounds) for seed, records in seeds.items()}
+        from trilemma.simulate.directory import SeedDirectory
+
+        run = config["run"]
+        seeds = {seed: SeedDirectory(folder / f"seed-{seed}").records() for seed in run["seeds"]}
+        return {seed: _of_rounds(records, run["rounds"]) for seed, records in seeds.items()}
 
 
 def deployed_records(config: Mapping[str, Any], run: Path) -> dict[int, list[Record]]:
     """Return every record of a federation's run, under the seed of its configuration."""
-    from trilemma.federation.server.commits import CommitLog
-
     with readable(run):
-        table = RunTable(**config["run"])
-        records = [Record.read(record) for record in CommitLog(run).records()]
-        return {table.seeds[0]: _of_rounds(records, table.rounds)}
+        table = config["run"]
+        records = [Record.read(record) for record in written_records(run)]
+        return {table["seeds"][0]: _of_rounds(records, table["rounds"])}
 
 
 def _of_rounds(records: list[Record], rounds: int) -> list[Record]:
@@ -142,11 +146,19 @@ def _of_rounds(records: list[Record], rounds: int) -> list[Record]:
     return records
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """What a resolved configuration must say for a reader; more than anybody configures is a mistake."""
+
+    clients: Annotated[Count, Field(ge=1, le=10_000_000)]
+    rounds: Annotated[Count, Field(ge=1, le=100_000_000)]
+    seeds: Annotated[tuple[int, ...], Field(min_length=1, max_length=10_000)]
+
+
 def plain_config(path: Path) -> dict[str, Any]:
     """Read a resolved configuration as plain values, and see that the tables a reader needs are there."""
     config = tomllib.loads(path.read_text("utf-8"))
-    FederationTable(**config["federation"])
-    RunTable(**config["run"])
+    typed(_Sizes, {**config["run"], "clients": config["federation"]["clients"]})
     for table, key in (("algorithm", "name"), ("aggregation", "rule"), ("attack", "name"), ("data", "name")):
         if not isinstance(config[table][key], str):
             raise ValueError(f"[{table}] {key} is no name")
@@ -167,6 +179,11 @@ def so_far(
     if elsewhere:
         notes.append(f"ε is {elsewhere}")
     reason = _uncertified(seeds, done, rounds)
+    verdict: dict[str, Any] = {}
+    if threat != "none" and not elsewhere:
+        from trilemma.privacy import NoGuarantee
+
+        verdict = NoGuarantee(reason).plain()
     every = [record for records in seeds.values() for record in records]
     return Summary(
         metrics={
@@ -186,7 +203,7 @@ def so_far(
         rounds=rounds,
         notes=tuple(notes),
         directory=str(folder),
-        verdict={} if threat == "none" or elsewhere else NoGuarantee(reason).plain(),
+        verdict=verdict,
     )
 
 

@@ -16,14 +16,10 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import torch
-from scipy import stats
+import scipy
 
-from trilemma import aggregation
 from trilemma.base.errors import UserError
-from trilemma.base.keys import Key
 from trilemma.base.records import Record
-from trilemma.learning.defences.evidence import Expulsion
 from trilemma.report.picture_files import save_picture
 
 
@@ -127,7 +123,7 @@ def outliers(clients: int, records: Sequence[Record], most: int) -> list[Suspect
         errors = [own.var(ddof=1) / len(own) for own in [known[order[taken - 1]], *rest]]
         spread = math.sqrt(max(means.var(ddof=1), float(np.mean(errors))) * (1 + 1 / len(rest)))
         gap = float(means.mean() - known[order[taken - 1]].mean())
-        threshold = stats.t.ppf(1 - CHANCE / (len(rest) + 1), len(rest) - 1)
+        threshold = scipy.stats.t.ppf(1 - CHANCE / (len(rest) + 1), len(rest) - 1)
         if gap > max(threshold * spread, ROUNDED):
             found = taken
     people = {one.client: one for one in trusted(clients, records)}
@@ -141,6 +137,11 @@ def leaves_out(rule: str, clients: int, most: int) -> bool:
     >>> leaves_out("mda", 7, 2), leaves_out("caf", 7, 2)
     (True, False)
     """
+    import torch  # whoever asks where a federation stands waits for none of these
+
+    from trilemma import aggregation
+    from trilemma.base.keys import Key
+
     parsed, draw = aggregation.parse(rule, most), Key(0).torch()
     alike = (parsed(torch.randn((clients, ALIKE), generator=draw)).weights for _ in range(TRIED))
     return bool(np.median([float(one.min()) for one in alike]) < 0.1 / clients)
@@ -186,9 +187,14 @@ def shares(clients: int, seeds: Mapping[int, Sequence[Record]]) -> np.ndarray:
 def expulsions(record: Record) -> list[tuple[int, str]]:
     """Return who was expelled in a round, and why in words.
 
+    >>> from trilemma.learning.defences.evidence import Expulsion
     >>> expulsions(Record(4, expelled=(Expulsion(2, "length", 9.0, 7.5).plain(),)))
     [(2, 'round 4, length: 9 > 7.5')]
     """
+    if not record.expelled:
+        return []
+    from trilemma.learning.defences.evidence import Expulsion
+
     found = [Expulsion.read(one) for one in record.expelled]
     return [(one.client, f"round {record.round}, {one}") for one in found]
 

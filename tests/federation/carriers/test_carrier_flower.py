@@ -15,8 +15,8 @@ import pytest
 
 from federation_harness import PRIVATE, check_against_simulation, make, share_seeds, small_config
 from trilemma.base.errors import UserError
+from trilemma.federation.client.account import CAVEAT, own_statement
 from trilemma.federation.client.node import Node
-from trilemma.federation.client.spending import CAVEAT, own_statement
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol.transport import FIRST_NODE
 from trilemma.federation.server.commits import CommitLog

@@ -17,7 +17,7 @@ import tomli_w
 
 from federation_harness import PRIVATE, make, result_of, small_config
 from free_ports import free_ports
-from trilemma.federation.client.spending import own_statement
+from trilemma.federation.client.account import own_statement
 from trilemma.federation.party.public_facts import Timing
 from trilemma.federation.server.commits import CommitLog
 

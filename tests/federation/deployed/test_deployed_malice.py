@@ -10,7 +10,7 @@ import pytest
 from deployed_harness import real
 
 from federation_harness import PRIVATE, small_config
-from trilemma.federation.client.spending import read_budget
+from trilemma.federation.client.account import read_budget
 from trilemma.federation.processes import groups as processes
 from trilemma.privacy.ledger.ledger import Ledger
 

@@ -21,7 +21,7 @@ from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from free_ports import free_ports
 from trilemma.base.errors import UserError
 from trilemma.cli.federation import federation_app
-from trilemma.federation.client.spending import check_remembered
+from trilemma.federation.client.account import check_remembered
 from trilemma.federation.identity import certificates
 from trilemma.federation.identity.authority import Authority
 from trilemma.federation.operations import checks, doctor, reaching

@@ -322,3 +322,13 @@ def test_a_link_is_the_party_it_is_called_and_one_that_leads_nowhere_is_named(tm
     (tmp_path / "disk of client-2").rename(tmp_path / "away")
     assert [party.client for party in parties(made)] == [None, 0, 1, 3]
     assert set(without_facts(made)) == {"client-2"}
+
+
+def test_a_folder_with_two_names_is_one_party(tmp_path):
+    """Whoever started or stopped it took its lock twice, and died of that."""
+    made = tmp_path / "federation"
+    provisioning.init(made, Federation("pilot", 4), "# config\n")
+    (made / "client-9").symlink_to(made / "client-2")
+    (made / "a").symlink_to(made / "client-0")
+    assert [party.name for party in parties(made)] == ["server", *(f"client-{i}" for i in range(4))]
+    assert [party.name for party in parties(made / "client-9")] == ["client-9"]

@@ -15,9 +15,10 @@ from federation_harness import INSTANT, PRIVATE, Direct, coordinator, make, smal
 from trilemma.base.errors import PrivacyError, UserError
 from trilemma.cli.federation import federation_app
 from trilemma.federation.client import joined
+from trilemma.federation.client.account import own_statement, read_budget
 from trilemma.federation.client.node import Node
 from trilemma.federation.client.proposals import KEPT, allow, proposed
-from trilemma.federation.client.spending import own_statement, planned_epsilon, reach, read_budget
+from trilemma.federation.client.spending import planned_epsilon, reach
 from trilemma.federation.identity.authority import Authority
 from trilemma.federation.identity.rosters import Member
 from trilemma.federation.party import layout, provisioning

@@ -19,8 +19,8 @@ from trilemma.base.errors import UserError
 from trilemma.base.records import Record
 from trilemma.cli.export import export_command
 from trilemma.cli.federation import federation_app
+from trilemma.federation.client.account import check_remembered, read_budget
 from trilemma.federation.client.node import Node
-from trilemma.federation.client.spending import check_remembered, read_budget
 from trilemma.federation.identity import certificates
 from trilemma.federation.identity.authority import Authority
 from trilemma.federation.identity.rosters import RosterError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from federation_harness import PRIVATE, Direct, coordinator, make, small_config
 from trilemma.base.errors import UserError
 from trilemma.base.records import Record
-from trilemma.federation.client.spending import own_statement
+from trilemma.federation.client.account import own_statement
 from trilemma.federation.party.public_facts import Federation, Timing
 from trilemma.federation.protocol import wire
 from trilemma.federation.protocol.reasons import Reason

@@ -15,19 +15,26 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import tomli_w
 
 from trilemma import privacy
 from trilemma.base import files
 from trilemma.base.errors import PrivacyError, UserError
-from trilemma.base.typed import typed
+from trilemma.federation.client.account import (
+    CAVEAT,
+    budget_file,
+    budget_text,
+    check_remembered,
+    own_statement,
+    position,
+    read_budget,
+    run_of,
+)
 from trilemma.federation.client.sessions import Secrets, epoch_name, score_name
 from trilemma.federation.party.adoption import counted_on
 from trilemma.federation.party.layout import Party
@@ -36,8 +43,7 @@ from trilemma.federation.protocol.confirmation import Position
 from trilemma.federation.protocol.reasons import Reason, Refused
 from trilemma.privacy.ledger import ledger as ledgers
 from trilemma.privacy.ledger.ledger import BudgetExceeded, Ledger
-from trilemma.privacy.ledger.lines import Budget, Entry, LedgerError, read_lines
-from trilemma.privacy.ledger.statement import Statement, read_statement
+from trilemma.privacy.ledger.lines import Budget, LedgerError, read_lines
 from trilemma.privacy.mechanism import mechanism
 from trilemma.privacy.threats.catalogue import Threat
 
@@ -90,16 +96,6 @@ def write_budgets(clients: list[Party], task: PartyTask, epsilon: float | None =
     return limit
 
 
-def read_budget(party: Party) -> Budget:
-    """Return a client's budget."""
-    facts = _budget_file(party)
-    facts.pop("least_members", None)
-    try:
-        return Budget(**facts)
-    except TypeError as error:
-        raise UserError(f"{party.budget} does not say how much may be spent: {error}") from None
-
-
 def change_budget(party: Party, epsilon: float) -> tuple[float, float]:
     """Set a client's limit on ε; return what it was, and what is spent of it. Its owner's decision.
 
@@ -107,7 +103,7 @@ def change_budget(party: Party, epsilon: float) -> tuple[float, float]:
     the two together.
     """
     with files.locked(party.lock):
-        text, budget, spent = replace_epsilon(_budget_text(party), epsilon), read_budget(party), 0.0
+        text, budget, spent = replace_epsilon(budget_text(party), epsilon), read_budget(party), 0.0
         own_statement(party)  # without the whole ledger nobody knows what is spent
         if party.ledger.is_file():
             with Ledger(party.ledger, read_lines(party.ledger.read_bytes())[0]) as ledger:
@@ -175,16 +171,11 @@ def reach(party: Party, task: PartyTask, run: str) -> Reach | None:
     return Reach(allowed, rounds, budget.epsilon, statement.spent[1])
 
 
-def run_of(entry: Entry) -> str:
-    """Return the run that an entry's epoch is of."""
-    return entry.run.removesuffix("/evaluation").rpartition("/")[0]
-
-
 def least_members(party: Party, task: PartyTask) -> int:
     """Return how many members an epoch must have for this client to join it."""
     if not _is_paid_for(task):
         return 1
-    own = _budget_file(party).get("least_members", _demanded(task))
+    own = budget_file(party).get("least_members", _demanded(task))
     if type(own) is not int or own < 1:
         raise UserError(f"least_members = {own!r} in {party.budget}: allowed is a number, 1 or more")
     return own
@@ -205,25 +196,6 @@ def _demanded(task: PartyTask) -> int:
     return min(max(left if task.may_be_expelled else majority, threat.collusion + 2), clients)
 
 
-def _budget_file(party: Party) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_budget_text(party))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{party.budget} does not say how much may be spent: {error}") from None
-
-
-def _budget_text(party: Party) -> str:
-    try:
-        return party.budget.read_text()
-    except FileNotFoundError:
-        raise UserError(
-            f"{party.name} has no {party.budget.name}: where a configuration adds no noise there is no ε to "
-            "limit; where it does, bring the file back"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{party.budget} does not say how much may be spent: {error}") from None
-
-
 def _is_paid_for(task: PartyTask) -> bool:
     """Tell whether releases have a price: there is a guarantee, and so a budget and a ledger."""
     return task.resolved.certified
@@ -236,9 +208,9 @@ def ledger_position(party: Party, task: PartyTask) -> Position:
     """
     check_remembered(party)
     if not _is_paid_for(task) or not party.ledger.is_file():
-        return _position(party)
+        return position(party)
     with _opened(party):
-        return _position(party)
+        return position(party)
 
 
 def pay(
@@ -270,10 +242,6 @@ def pay(
             )
         _remember(party)
     return entry.epsilon
-
-
-CAVEAT = "no guarantee against a malicious server"
-"""What a remark says where ε holds against others than the server alone."""
 
 
 def trusts_server(party: Party, why: str) -> None:
@@ -350,45 +318,6 @@ def _opened(party: Party) -> Iterator[Ledger]:
         raise Refused(Reason.BUDGET, str(error)) from None
 
 
-def _lines(party: Party) -> list[bytes]:
-    return party.ledger.read_bytes().split(b"\n")[:-1] if party.ledger.is_file() else []
-
-
-def _position(party: Party) -> Position:
-    """Return where the ledger on disk is; each of its lines begins with its digest."""
-    lines = _lines(party)
-    return Position(len(lines), lines[-1][:64].decode() if lines else "")
-
-
 def _remember(party: Party) -> None:
-    content = json.dumps(asdict(_position(party))).encode()
+    content = json.dumps(asdict(position(party))).encode()
     files.write_atomically(party.ledger_head, content, secret=True)
-
-
-def own_statement(party: Party) -> Statement:
-    """Return what a client's ledger says, to its owner; refuse one that says less than it did before."""
-    statement = read_statement(party.ledger)
-    try:
-        check_remembered(party)
-    except Refused as error:
-        raise LedgerError(error.detail) from None
-    return statement
-
-
-def check_remembered(party: Party) -> None:
-    """Refuse a ledger that does not continue the one remembered outside `state/`.
-
-    It may be longer: the process died between the two writes.
-    """
-    if not party.ledger_head.is_file():
-        return
-    with files.readable(party.ledger_head, "what is remembered of a ledger"):
-        before = typed(Position, json.loads(party.ledger_head.read_text("utf-8")))
-    lines = _lines(party)[: before.length]
-    if len(lines) < before.length or (lines and lines[-1][:64].decode() != before.digest):
-        raise Refused(
-            Reason.ROLLBACK,
-            f"{party.ledger} does not continue the ledger of {before.length} lines that {party.ledger_head} "
-            "remembers: it was deleted or set back. Bring the newest copy back; without it this client "
-            "cannot know what it has released, and needs a new identity and a new roster",
-        )

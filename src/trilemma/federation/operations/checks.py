@@ -264,7 +264,7 @@ def configuration(party: Party) -> Iterator[Finding]:
 
 def memory(party: Party) -> Iterator[Finding]:
     """Check that what must not be forgotten is whole: a client's ledger and budget, the server's commits."""
-    from trilemma.federation.client.spending import own_statement, read_budget
+    from trilemma.federation.client.account import own_statement, read_budget
     from trilemma.federation.server.commits import CommitLog
 
     if party.client is None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from trilemma.base import files
 from trilemma.base.errors import UserError
 from trilemma.experiment import load
-from trilemma.federation.client.spending import read_budget, write_budgets
+from trilemma.federation.client.account import read_budget
+from trilemma.federation.client.spending import write_budgets
 from trilemma.federation.identity import certificates
 from trilemma.federation.identity.authority import Authority
 from trilemma.federation.identity.rosters import Former, Member, SignedRoster

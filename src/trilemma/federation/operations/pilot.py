@@ -14,7 +14,8 @@ from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
 from trilemma.experiment import Config, auto
 from trilemma.experiment.assembly import everybody, one_party
-from trilemma.federation.client.spending import RESERVE, run_of
+from trilemma.federation.client.account import run_of
+from trilemma.federation.client.spending import RESERVE
 from trilemma.federation.party.layout import TASK, Party
 from trilemma.federation.party.task import load_task
 from trilemma.privacy.ledger.lines import read_entries

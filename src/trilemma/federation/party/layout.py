@@ -344,12 +344,15 @@ def parties(folder: Path) -> list[Party]:
 def party_folders(folder: Path) -> list[Path]:
     """Return the parties' folders in `folder`, or itself, also of parties without their public facts.
 
-    Such a folder is known by the secrets in it, or, beside another party's, by its name.
+    Such a folder is known by the secrets in it, or, beside another party's, by its name. One folder is one
+    party, whatever links lead to it.
     """
     if (folder / PUBLIC).is_file():
         return [folder]
     inside = [path for path in sorted(folder.glob("*")) if path.is_dir() and _may_be_looked_into(path)]
     inside += [path for path in folder.glob("*") if path.is_symlink() and not path.exists()]
+    own = {path.resolve(): path for path in sorted(inside, key=lambda path: not path.is_symlink())}
+    inside = [path for path in inside if own[path.resolve()] == path]
     if any(map(is_partys, inside)):
         return [path for path in inside if is_partys(path) or PARTY_NAME.fullmatch(path.name)]
     if is_partys(folder):

@@ -35,7 +35,8 @@ IMPORTED = (
     "trilemma.federation.processes.client_process",
     "trilemma.federation.client.node",
     "trilemma.privacy.secrets.kernels",  # and numba: compiled, or read from disk, once for all
-    "torch.fx.experimental.symbolic_shapes",  # and sympy, for gradients of modules of one's own
+    "cryptography.hazmat.primitives.kdf.hkdf",
+    "scipy.special",
 )
 
 MANY = 3

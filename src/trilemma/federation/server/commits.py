@@ -26,6 +26,7 @@ from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.epochs import Epoch
 from trilemma.federation.protocol.expulsions import AnnouncedExpulsion
 from trilemma.federation.protocol.memory import FileReference, Memory
+from trilemma.federation.protocol.records import RECORDS, read_record, written_records
 
 KEPT = 5
 """How many commits a run keeps: a disk that breaks the newest does not end the run."""
@@ -214,15 +215,6 @@ def _references(path: Path) -> list[FileReference]:
 _NAME = re.compile(r"\d+-\d+")
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
-    """Return what a line says about a round; None where it is not as it was written."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and type(record.get("round")) is int else None
-
-
 @dataclass(frozen=True, order=True)
 class _Place:
     """Which round and epoch a commit is about, as the name of its file says."""
@@ -254,7 +246,7 @@ class CommitLog:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._commits = folder / "commits"
-        self._records = folder / "rounds.jsonl"
+        self._records = folder / RECORDS
         self.result = folder / "result"
         self._terms = folder / "terms"
         self.memory = Memory(folder / "memory")
@@ -383,14 +375,8 @@ class CommitLog:
         return None, broken
 
     def records(self) -> list[dict[str, Any]]:
-        """Return what was written about every committed round.
-
-        A line still being written, or that a disk broke, is left out: no model depends on it.
-        """
-        if not self._records.is_file():
-            return []
-        found = map(_record, self._records.read_bytes().split(b"\n")[:-1])
-        return [record for record in found if record is not None]
+        """Return what was written about every committed round."""
+        return written_records(self._records.parent)
 
     def _write_record(self, commit: Commit) -> None:
         if commit.record:
@@ -402,7 +388,7 @@ class CommitLog:
         The process may have died between the two writes, or a disk broke a record, or the last one's commit.
         """
         lines = self._records.read_bytes().split(b"\n") if self._records.is_file() else [b""]
-        whole = [_record(line) for line in lines[:-1]]
+        whole = [read_record(line) for line in lines[:-1]]
         kept = [place for place, one in enumerate(whole) if one is not None and one["round"] <= commit.rounds]
         if lines[-1] or len(kept) < len(whole):
             files.write_atomically(self._records, b"".join(lines[place] + b"\n" for place in kept))

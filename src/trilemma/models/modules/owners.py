@@ -39,6 +39,11 @@ class NormalisedTogether(NotFlat):
 class Owners(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Carries the shadows along with every operation that runs under it."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say no, as in `reference`: torch would import its compiler."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.shadows: dict[StorageWeakRef, Tensor] = {}

@@ -135,6 +135,11 @@ class Precision(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     epsilon = 0.0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say no: torch would import its whole compiler, a second and 60 MB, to tell it to look away."""
+        return False
+
     @property
     def tolerance(self) -> float:
         """How far results may be apart that should be the same."""
