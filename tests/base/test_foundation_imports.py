@@ -9,7 +9,7 @@ import pytest
 
 HEAVY = (
     "numba", "scipy.linalg", "scipy.optimize", "scipy.special", "scipy.stats", "dp_accounting",
-    "cryptography", "matplotlib", "pandas", "pyarrow", "sklearn", "transformers", "flwr", "fastapi", "ray",
+    "cryptography", "matplotlib", "pandas", "pyarrow", "sklearn", "transformers", "flwr", "fastapi",
 )  # fmt: skip
 """What only some runs need: compilers, calibration, secrets, pictures, files of others."""
 

@@ -62,7 +62,6 @@ def test_a_wrong_config_exits_2_with_a_message_and_no_traceback(tmp_path: Path, 
         ("run", "--set", "privacy.threat=ldp", "--set", "privacy.clip=1.0"),
         ("run", "--seeds", "1-99999999999"),
         ("list", "rulse"),
-        ("sweep", "safe-dshb-phishing", "--engine", "ray"),
         ("arena", "--show", "nowhere"),
         ("arena", "--show", "."),
         ("arena", "--quick", "--rule", "nope"),
@@ -74,7 +73,6 @@ def test_a_wrong_config_exits_2_with_a_message_and_no_traceback(tmp_path: Path, 
         ("sweep", "safe-dshb-phishing", "--only", "agregation.rule=mean"),
         ("sweep", "safe-dshb-phishing", "--set", "run.device=cuda"),
         ("arena", "--quick", "--rule", "mean", "--set", "run.device=cuda"),
-        ("papers", "run", "safe-dshb", "--engine", "spark"),
         ("papers", "run", "safe-dshb", "--set", "run.device=cuda"),
         ("papers", "list", "--results", "nowhere"),
         (*HIDDEN, "--alarm", "0"),
@@ -99,7 +97,6 @@ def test_bad_input_is_a_user_error(arguments: tuple[str, ...], tmp_path: Path, m
     from trilemma.base.errors import UserError
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "ray", None)  # it is not installed
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, UserError)

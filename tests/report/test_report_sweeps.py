@@ -38,7 +38,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
             watcher.ended(job, work(job, lambda rounds: None))
 
     with pytest.MonkeyPatch.context() as change:
-        change.setattr(on_disk, "ENGINES", {"local": run})
+        change.setattr(on_disk, "run_jobs", run)
         simulate.run_cells(cells, folder)
     return folder
 

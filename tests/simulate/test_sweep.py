@@ -45,7 +45,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             watcher.started(job, 0)
             watcher.ended(job, work(job, partial(watcher.moved, job)))
 
-    monkeypatch.setattr(on_disk, "ENGINES", {"local": run})
+    monkeypatch.setattr(on_disk, "run_jobs", run)
     return labels
 
 
@@ -175,8 +175,6 @@ def test_places_and_numbers_that_cannot_be_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(UserError, match="holds something that is not a sweep"):
         simulate.run_cells(cells, tmp_path)
-    with pytest.raises(ConfigError, match="did you mean 'local'"):
-        simulate.run_cells(cells, tmp_path / "out", engine="locl")
     with pytest.raises(ConfigError, match="at least 1"):
         simulate.run_cells(cells, tmp_path / "out", jobs=0)
     with pytest.raises(UserError, match=r"has no sweep\.json"):
@@ -259,20 +257,6 @@ def test_a_killed_worker_is_replaced_and_its_cell_tried_once_more(tmp_path: Path
     assert {name: failure.reason for name, failure in outcome.failed.items()} == {
         twice.name: "its worker process ended twice, by signal 9 (out of memory?)"
     }
-
-
-@pytest.mark.slow
-def test_on_ray_a_lost_worker_is_replaced(tmp_path: Path, monkeypatch) -> None:
-    """Two workers of a Ray that starts here; one is killed in its cell, and its model is the same."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'trilemma[ray]'")
-    once, twice, mean = deadly_cells(tmp_path, monkeypatch)
-    outcome = simulate.run_cells([once, twice, mean], tmp_path / "out", jobs=2, engine="ray")
-    assert set(outcome.ran) == {once.name, mean.name}
-    assert outcome.failed[twice.name].reason.startswith("lost twice: ")
-    assert not list((tmp_path / "deaths").iterdir())
-    simulate.run(mean.config, tmp_path / "alone")
-    found = tmp_path / "out" / once.name / "seed-1" / "model.npy"
-    assert found.read_bytes() == (tmp_path / "alone" / "seed-1" / "model.npy").read_bytes()
 
 
 SLOW = """

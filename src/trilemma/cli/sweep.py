@@ -17,7 +17,6 @@ def sweep_command(
     jobs: Annotated[
         int | None, typer.Option(help="cells at a time; default: one per core, on a GPU one", min=1)
     ] = None,
-    engine: Annotated[str, typer.Option(help="local: processes of this machine; ray: a cluster")] = "local",
     only: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE, repeatable: cells with this value; of one key, any")
     ] = None,
@@ -52,9 +51,7 @@ def sweep_command(
     folder = out or Path("runs") / f"sweep-{Path(file).stem}"
     try:
         with GridProgress(console) as watcher:
-            outcome = simulate.run_cells(
-                grid.cells, folder, jobs=jobs, engine=engine, task=task, watcher=watcher
-            )
+            outcome = simulate.run_cells(grid.cells, folder, jobs=jobs, task=task, watcher=watcher)
     except KeyboardInterrupt:
         console.print("stopped; the same command continues", highlight=False)
         raise

@@ -115,7 +115,6 @@ def run_command(
     ] = False,
     jobs: Annotated[int | None, typer.Option(help="runs at a time", min=1)] = None,
     minutes: Annotated[float | None, typer.Option(help="stop then; the same command goes on", min=0)] = None,
-    engine: Annotated[str, typer.Option(help="local or ray")] = "local",
     estimate: Annotated[
         bool, typer.Option("--estimate", help="say how long it would take on this machine, and run nothing")
     ] = False,
@@ -131,7 +130,7 @@ def run_command(
     """
     from rich.console import Console
 
-    from trilemma.simulate.sweep import check_engine
+    from trilemma.simulate.sweep import check_device
     from trilemma_lab.arena.closing import limited
     from trilemma_lab.papers import studies
     from trilemma_lab.studies import filled
@@ -153,7 +152,7 @@ def run_command(
     if quick:
         _say_what_is_left_out(chosen, jobs, results, console)
     folder = out or RUNS / (names[0] if len(names) == 1 and names != ["all"] else "together")
-    check_engine(engine, [place.cell for own in places.values() for place in own], folder)
+    check_device([place.cell for own in places.values() for place in own], folder)
     kept.check_room()
     for name, study in chosen.items():
         if study.compute is not None:
@@ -162,7 +161,7 @@ def run_command(
     wanted = {name: one for name, one in places.items() if one}
     for name in [name for name in places if name not in wanted]:
         print(f"{name}: nothing to run")
-    run = partial(_run, kept=kept, folder=folder, jobs=jobs, engine=engine, console=console)
+    run = partial(_run, kept=kept, folder=folder, jobs=jobs, console=console)
     begun = time.monotonic()
     try:
         with limited(minutes):
@@ -220,7 +219,6 @@ def _run(
     kept: Kept,
     folder: Path,
     jobs: int | None,
-    engine: str,
     console: Console,
 ) -> None:
     """Run places of studies, keep what they give as they end, and say how many there are."""
@@ -228,7 +226,7 @@ def _run(
     from trilemma_lab.papers import run_studies
 
     with GridProgress(console) as watcher:
-        found, outcome = run_studies(wanted, folder, jobs=jobs, engine=engine, watcher=watcher, keep=kept.add)
+        found, outcome = run_studies(wanted, folder, jobs=jobs, watcher=watcher, keep=kept.add)
     for name, cells in found.items():
         if cells:
             kept.add(name, cells)

@@ -156,7 +156,6 @@ def run_studies(
     out: Path,
     *,
     jobs: int | None = None,
-    engine: str = "local",
     watcher: Watcher | None = None,
     keep: Keep = lambda name, found: None,
 ) -> tuple[dict[str, list[Measured]], simulate.CellOutcome]:
@@ -167,10 +166,10 @@ def run_studies(
     """
     own_tree()  # what is read now is what workers are going to run, hours later too
     reader = _Reader(out, watcher or Watcher(), keep)
-    outcome = reader.run({name: tried(places) for name, places in wanted.items()}, jobs, engine)
+    outcome = reader.run({name: tried(places) for name, places in wanted.items()}, jobs)
     others = {name: remaining(places, reader.found(name)) for name, places in wanted.items()}
     if any(others.values()):
-        again = reader.run(others, jobs, engine)
+        again = reader.run(others, jobs)
         outcome = simulate.CellOutcome(
             outcome.ran + again.ran, outcome.before + again.before, {**outcome.failed, **again.failed}
         )
@@ -215,9 +214,7 @@ class _Reader(Watcher):
         self._places: dict[str, dict[str, list[Place]]] = {}
         self._measured: dict[str, dict[str, list[Measured]]] = {}
 
-    def run(
-        self, wanted: Mapping[str, Sequence[Place]], jobs: int | None, engine: str
-    ) -> simulate.CellOutcome:
+    def run(self, wanted: Mapping[str, Sequence[Place]], jobs: int | None) -> simulate.CellOutcome:
         """Run places of studies, or continue them."""
         cells = {place.cell.name: place.cell for places in wanted.values() for place in places}
         for name, places in wanted.items():
@@ -228,7 +225,7 @@ class _Reader(Watcher):
         for name in cells:
             if simulate.finished(self._out, name):
                 self._read(name)
-        return simulate.run_cells([*cells.values()], self._out, jobs=jobs, engine=engine, watcher=self)
+        return simulate.run_cells([*cells.values()], self._out, jobs=jobs, watcher=self)
 
     def ended(self, job: Job, failure: Failure | None) -> None:
         if failure is None:

@@ -5,14 +5,12 @@
     OUT/failed/0f3a….json      why a cell has no result; removed when it has one
 
 A cell with a summary is finished and is not run again. A cell that was stopped continues from its checkpoint
-to the same model. A cell that failed is tried again by the next sweep. An *engine* runs the cells: `local` in
-processes of this machine, `ray` on a cluster.
+to the same model. A cell that failed is tried again by the next sweep. Cells run in processes of this machine.
 """
 
 from trilemma.simulate.sweep.grid import (
-    ENGINES,
     CellOutcome,
-    check_engine,
+    check_device,
     failures,
     finished,
     known_cells,
@@ -21,12 +19,11 @@ from trilemma.simulate.sweep.grid import (
 from trilemma.simulate.sweep.work import Failure, Job, Watcher
 
 __all__ = [
-    "ENGINES",
     "CellOutcome",
     "Failure",
     "Job",
     "Watcher",
-    "check_engine",
+    "check_device",
     "failures",
     "finished",
     "known_cells",

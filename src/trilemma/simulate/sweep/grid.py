@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trilemma.base import files
-from trilemma.base.errors import ConfigError, UserError, nearest
+from trilemma.base.errors import ConfigError, UserError
 from trilemma.base.typed import typed
 from trilemma.experiment import Cell
 from trilemma.simulate.experiment import choose_device
-from trilemma.simulate.sweep import local, on_ray
+from trilemma.simulate.sweep.local import run_jobs
 from trilemma.simulate.sweep.work import Failure, Job, Watcher
-
-Engine = Callable[[Sequence[Job], int | None, Watcher], None]
-"""(jobs, how many at a time, watcher) -> None. Runs all jobs, even if some fail; None: as many as fit."""
-
-ENGINES: Mapping[str, Engine] = {"local": local.run_jobs, "ray": on_ray.run_jobs}
-"""The engines that run cells: processes of this machine, or a Ray cluster."""
 
 SWEEP = "sweep.json"
 FAILED = "failed"
@@ -49,7 +43,6 @@ def run_cells(
     out: Path,
     *,
     jobs: int | None = None,
-    engine: str = "local",
     task: Path | None = None,
     watcher: Watcher | None = None,
 ) -> CellOutcome:
@@ -59,7 +52,7 @@ def run_cells(
     """
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs = {jobs}: at least 1 is needed")
-    check_engine(engine, cells, out)
+    check_device(cells, out)
     _claim(out)
     with files.locked(out / LOCK, UserError(f"another process is sweeping in {str(out)!r}")):
         _remember(out, cells)
@@ -68,22 +61,16 @@ def run_cells(
         keeper = _Keeper(out, watcher or Watcher())
         if waiting:
             keeper.waits(waiting)
-            ENGINES[engine](waiting, jobs, keeper)
+            run_jobs(waiting, jobs, keeper)
     return CellOutcome(tuple(keeper.ran), before, keeper.failed)
 
 
-def check_engine(engine: str, cells: Sequence[Cell], out: Path) -> None:
-    """Refuse an engine that does not exist, or cells none of which could run here for want of a GPU.
+def check_device(cells: Sequence[Cell], out: Path) -> None:
+    """Refuse cells none of which could run here for want of a GPU.
 
     This is said before anything is written. Cells that are finished in `out` need no device: runs of a GPU
     may be read on another machine. If some cells could run, the others fail one by one, as for other reasons.
-    What devices a cluster has is not known here.
     """
-    if engine not in ENGINES:
-        raise ConfigError(f"unknown engine {engine!r}: {nearest(engine, ENGINES)}")
-    if engine == "ray":
-        on_ray.check_installed()
-        return
     left = [cell for cell in cells if not finished(out, cell.name)]
     if left and all(cell.config.run.device == "cuda" for cell in left):
         choose_device("cuda")

@@ -1,4 +1,4 @@
-"""The local engine: cells run in worker processes of this machine.
+"""Cells run in worker processes of this machine.
 
 A worker is a fresh process (spawn) that runs one job after another and keeps the data it has loaded. If it
 dies during a job, for example out of memory, a new worker takes its place and the cell is tried once more,
@@ -33,7 +33,7 @@ GRACE = 10.0
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int | None, watcher: Watcher) -> None:
-    """Run jobs in processes, `at_once` at a time; None: one per core, or a single one if there is a GPU."""
+    """Run all jobs, even if some fail, `at_once` at a time; None: one per core, one if there is a GPU."""
     cores = (
         len(psutil.Process().cpu_affinity())
         if hasattr(psutil.Process, "cpu_affinity")
