@@ -5,7 +5,7 @@
     OUT/failed/0f3a….json      why a cell has no result; removed when it has one
 
 A cell with a summary is finished and is not run again. A cell that was stopped continues from its checkpoint
-to the same model. A cell that failed is tried again by the next sweep. Cells run in processes of this machine.
+to the same model. A cell that failed is tried again by the next sweep. Processes of this machine run cells.
 """
 
 from trilemma.simulate.sweep.grid import (
