@@ -115,7 +115,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
             watcher.started(job, 0)
             watcher.ended(job, work(job, lambda rounds: None))
 
-    monkeypatch.setattr(grid, "ENGINES", {"local": run})
+    monkeypatch.setattr(grid, "run_jobs", run)
 
 
 @pytest.fixture
