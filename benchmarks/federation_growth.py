@@ -69,7 +69,7 @@ from trilemma.privacy.noise import grid as grids
 from trilemma.privacy.noise.grid import Grid
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.storage import mapped
-from trilemma.storage.mapped_rows import stacked
+from trilemma.storage.mapped import stacked
 
 TASK = """
 import numpy as np

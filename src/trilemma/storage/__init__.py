@@ -1,1 +1,1 @@
-"""Tensors that live in files: mapped into memory, rows of several files as one."""
+"""Tensors that live in files: mapped into memory."""

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
 import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -30,20 +28,6 @@ LARGE = 1 << 17
 """Bytes from which on what is freed goes back to the system at once; the C library itself begins with it."""
 
 _M_MMAP_THRESHOLD = -3  # the C library's number for that setting
-
-
-class Room(mmap.mmap):
-    """Addresses at which rows of several files are shown (`mapped_rows`).
-
-    `files` says which file a row is all of, None for the others; copies are in `folder`.
-    """
-
-    folder: Path
-    files: tuple[Path | None, ...] = ()
-
-
-ROOMS: WeakValueDictionary[int, Room] = WeakValueDictionary()
-"""Rooms that are in use, by their address."""
 
 
 @cache
@@ -96,9 +80,8 @@ def take_room(handle: int, size: int) -> None:
 
 
 def lies_in_a_file(tensor: Tensor) -> bool:
-    """Tell whether a tensor is, or is a part of, a mapped file, or several."""
-    storage = tensor.untyped_storage()
-    return storage.filename is not None or storage.data_ptr() in ROOMS
+    """Tell whether a tensor is, or is a part of, a mapped file."""
+    return tensor.untyped_storage().filename is not None
 
 
 def beside(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -109,10 +92,20 @@ def beside(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """
     if not lies_in_a_file(tensor):
         return tensor.new_empty(tuple(shape))
-    storage = tensor.untyped_storage()
-    room = ROOMS.get(storage.data_ptr())
-    folder = Path(str(storage.filename)).parent if room is None else room.folder
-    return empty(folder, shape, tensor.dtype)
+    return empty(Path(str(tensor.untyped_storage().filename)).parent, shape, tensor.dtype)
+
+
+def stacked(folder: Path, rows: Sequence[Tensor | None], numbers: int) -> Tensor:
+    """Return float32 rows, wherever they lie, as a tensor (n, numbers) in a file; None is a row of NaN.
+
+    >>> stacked(Path(tempfile.mkdtemp()), [None, torch.ones(2)], 2)
+    tensor([[nan, nan],
+            [1., 1.]])
+    """
+    whole = empty(folder, (len(rows), numbers), torch.float32)
+    for there, row in zip(whole, rows, strict=True):
+        there.copy_(torch.tensor(torch.nan) if row is None else row)
+    return whole
 
 
 def file_of(tensor: Tensor) -> Path | None:

@@ -185,28 +185,20 @@ def test_a_tensor_that_is_a_part_of_a_file_is_not_taken_for_all_of_it(tmp_path):
     assert Memory(tmp_path / "another").reference(kept) is None
 
 
-def test_rows_are_written_when_they_change_and_shared_when_they_are_the_same(tmp_path):
+def test_rows_are_one_file_and_those_that_lie_there_already_are_not_written_again(tmp_path):
     memory = Memory(tmp_path)
-    start = memory.keep_rows(torch.zeros(()).expand(3, 5))
-    assert len(list(tmp_path.iterdir())) == 1, "one row of zeros for all"
-    rows = start.clone()
-    rows[1] = torch.arange(5.0)
+    rows = torch.randn(3, 5)
     rows[2] = -0.0
-    after = memory.keep_rows(rows, start)
-    first, second, third = (one.file for one in memory.references(after))
-    assert [one.file for one in memory.references(start)] == [first] * 3
-    assert len({first, second, third}) == 3, "minus zero is another number to whoever compares bits"
-    assert memory.references(after[:2]) == memory.references(after[:, 1:]) == memory.references(rows) == []
-    longer = memory.keep_rows(torch.cat([after, torch.ones(1, 5)]), after)
-    assert [one.file for one in memory.references(longer)][:3] == [first, second, third]
-    read = memory.rows(memory.references(longer))
-    assert torch.equal(read.view(torch.int32), longer.view(torch.int32))
-    memory.forget_all_but(memory.references(after))
-    assert {path.name for path in tmp_path.iterdir()} == {first, second, third}
-    with pytest.raises(wire.WireError, match="not to be had"):
-        memory.rows(memory.references(longer))
-    with pytest.raises(wire.WireError, match="not alike"):
-        memory.rows([memory.references(after)[0], memory.references(memory.keep_rows(torch.ones(1, 4)))[0]])
+    kept = memory.keep_rows(rows)
+    assert torch.equal(kept.view(torch.int32), rows.view(torch.int32))
+    assert memory.keep_rows(kept) is kept
+    reference = memory.reference(kept)
+    assert reference is not None
+    rows[2] = 0.0
+    assert memory.reference(memory.keep_rows(rows)) != reference, "minus zero is another number"
+    memory.forget_all_but([reference])
+    assert [path.name for path in tmp_path.iterdir()] == [reference.file]
+    assert torch.equal(memory.tensor(reference).view(torch.int32), kept.view(torch.int32))
 
 
 EVIDENCE = ("algorithm.name=cafcor", "aggregation.rule=evidence+mean", *LDP)
@@ -229,7 +221,7 @@ def test_evidence_is_the_same_with_its_sums_in_files_and_no_commit_holds_them(tm
         )
         sums = after["evidence.sums"]
         assert torch.equal(before["evidence.sums"], sums)
-        assert len(in_files.memory.references(sums)) == CLIENTS
+        assert in_files.memory.reference(sums) is not None
         assert other.stat().st_size < one.stat().st_size - sums.nbytes + 4096
 
 

@@ -2,10 +2,10 @@
 
 A momentum method's server needs each client's last message to understand its next one, and one that keeps
 evidence the sum of what each client sent: n × d numbers, which would be in memory, and in every commit. Here
-each client's are a file under the checksum of its content, complete and
-on disk before it has that name, and never changed afterwards. So a commit is still one file that is replaced
-whole. A round writes new files for those who were heard and none for the others; a crash leaves, at worst,
-files that no commit refers to, and they are deleted with those of commits that are not kept any more.
+each message, and all sums together, are a file under the checksum of its content, complete and on disk before
+it has that name, and never changed afterwards. So a commit is still one file that is replaced whole. A round
+writes new files for the sums and for those who were heard; a crash leaves, at worst, files that no commit
+refers to, and they are deleted with those of commits that are not kept any more.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from trilemma.base import files
 from trilemma.base.errors import UserError
 from trilemma.federation.protocol import wire
 from trilemma.storage import mapped
-from trilemma.storage.mapped_rows import files_of, stacked
 
 TOGETHER = 1 << 22
-"""Numbers of a row that are written, or compared, together."""
+"""Numbers of a row that are written together."""
 
 
 class FileReference(BaseModel):
@@ -53,44 +52,12 @@ class Memory:
         dtype = str(tensor.dtype).removeprefix("torch.")
         return FileReference(file=path.name, dtype=dtype, shape=list(tensor.shape))
 
-    def references(self, rows: Tensor) -> list[FileReference]:
-        """Return how a commit refers to rows (n, d) that lie here, each a file; nothing where they do not."""
-        if rows.dim() != 2:
-            return []
-        paths = [path for path in files_of(rows) if path is not None and path.parent == self.folder]
-        if len(paths) != len(rows):
-            return []
-        return [FileReference(file=path.name, dtype="float32", shape=[rows.shape[1]]) for path in paths]
-
-    def rows(self, references: Sequence[FileReference]) -> Tensor:
-        """Return rows that a commit refers to, where they lie."""
-        found = [self.tensor(one) for one in references]
-        if len({(one.dtype, one.shape) for one in found}) != 1 or found[0].dim() != 1:
-            raise wire.WireError("rows that were remembered are not alike")
-        return stacked(self.folder, found, len(found[0]))
-
-    def keep_rows(self, rows: Tensor, before: Tensor | None = None) -> Tensor:
-        """Write rows (n, d), float32, that are others than `before`; return all where they lie then."""
-        known = () if before is None or before.shape[1:] != rows.shape[1:] else files_of(before)
-        kept: list[Path] = []
-        for place, row in enumerate(rows):
-            path = known[place] if place < len(known) else None
-            if (
-                place and row.data_ptr() == rows[place - 1].data_ptr()
-            ):  # one row for all, before the first round
-                kept.append(kept[-1])
-            elif before is None or path is None or not _same(row, before[place]):
-                kept.append(self._keep_row(row))
-            else:
-                kept.append(path)
-        shape = rows.shape[1:]
-        return stacked(self.folder, [mapped.opened(path, shape, rows.dtype) for path in kept], rows.shape[1])
-
-    def _keep_row(self, row: Tensor) -> Path:
-        with files.NamedByContent(self.folder) as file:
-            for some in torch.split(row, TOGETHER):
-                file.add(wire.raw(some))
-            return file.finish()
+    def keep_rows(self, rows: Tensor) -> Tensor:
+        """Write rows (n, d) to one file, if they do not lie here; return them where they lie then."""
+        if self.reference(rows) is not None:
+            return rows
+        pieces = ({"rows": some} for row in rows for some in torch.split(row, TOGETHER))
+        return self.keep(pieces, {"rows": rows.shape})["rows"]
 
     def tensor(self, reference: FileReference) -> Tensor:
         """Return a tensor that a commit refers to, where it lies; refuse a file that is not as long."""
@@ -128,9 +95,3 @@ class Memory:
     def forget_all_but(self, references: Collection[FileReference]) -> None:
         """Delete the files that none of these refers to, and what a crash left half written."""
         files.keep_only(self.folder, {one.file for one in references})
-
-
-def _same(row: Tensor, other: Tensor) -> bool:
-    """Tell whether two rows are the same to the bit."""
-    pairs = zip(torch.split(row, TOGETHER), torch.split(other, TOGETHER), strict=True)
-    return all(torch.equal(one.view(torch.int32), two.view(torch.int32)) for one, two in pairs)

@@ -20,7 +20,6 @@ from trilemma.learning import MessageLayout, Messages
 from trilemma.learning.messages import Asked, Parts
 from trilemma.learning.protocol import State
 from trilemma.storage import mapped
-from trilemma.storage.mapped_rows import stacked
 
 IN_MEMORY = 1 << 30
 """Bytes that the messages of a round may have together before they are put on a shelf."""
@@ -37,13 +36,10 @@ class Shelf:
         """Return this shelf where messages of `clients` clients need one."""
         return self if 4 * clients * dim > IN_MEMORY else None
 
-    def kept(self, state: State, before: State) -> dict[str, Tensor]:
-        """Return a server's state; what is long of it, a row of numbers for each client, lies in the memory.
-
-        `before` is the state of the last commit: rows that did not change are its files.
-        """
+    def kept(self, state: State) -> dict[str, Tensor]:
+        """Return a server's state; what is long of it, a row for each client, lies in the memory."""
         return {
-            name: self.memory.keep_rows(tensor, before.get(name)) if _long_rows(tensor) else tensor
+            name: self.memory.keep_rows(tensor) if _long_rows(tensor) else tensor
             for name, tensor in state.items()
         }
 
@@ -83,8 +79,8 @@ class Shelf:
         return self._empty(tensor.shape, tensor.dtype).copy_(tensor)
 
     def stack(self, vectors: Mapping[int, Tensor], rows: Sequence[int], dim: int) -> Tensor:
-        """Return one row per client of `rows`, NaN for those without a vector; where they lie."""
-        return stacked(self.folder, [vectors.get(client) for client in rows], dim)
+        """Return one row per client of `rows`, NaN for those without a vector."""
+        return mapped.stacked(self.folder, [vectors.get(client) for client in rows], dim)
 
 
 def _long_rows(tensor: Tensor) -> bool:

@@ -42,8 +42,6 @@ LARGEST_HEADER = 1 << 20
 CHECKSUM = hashlib.sha256().digest_size
 ALIGNED = 64
 """Tensors begin at a multiple of this, so that a file can be read where it lies."""
-PAGED, PAGE = 1 << 20, 4096
-"""From so many bytes on tensors begin at a page, so that files can be seen one below the other."""
 
 Block = bytes | memoryview | mmap.mmap
 """A block in memory, or in a file."""
@@ -108,8 +106,7 @@ def parts_of(header: Header, tensors: Tensors | None = None) -> list[bytes | mem
     text = json.dumps({"kind": header.kind, "fields": header.model_dump(), "tensors": described}).encode()
     if len(text) > LARGEST_HEADER:
         raise WireError(f"a header of {len(text)} bytes could not be read again; at most {LARGEST_HEADER}")
-    aligned = PAGE if sum(map(len, parts)) >= PAGED else ALIGNED
-    text += b" " * (-(len(MAGIC) + 8 + len(text)) % aligned)
+    text += b" " * (-(len(MAGIC) + 8 + len(text)) % ALIGNED)
     return [MAGIC + len(text).to_bytes(8, "big") + text, *parts]
 
 

@@ -47,12 +47,6 @@ class _CommitHeader(kinds.Header):
     plan: str = ""
     expelled: list[AnnouncedExpulsion] = Field(default_factory=list)
     files: dict[str, FileReference] = Field(default_factory=dict)
-    row_files: dict[str, list[FileReference]] = Field(default_factory=dict)
-
-    @property
-    def references(self) -> list[FileReference]:
-        """All files that are referred to."""
-        return [*self.files.values(), *(one for rows in self.row_files.values() for one in rows)]
 
 
 @dataclass(frozen=True)
@@ -89,10 +83,11 @@ class Commit:
             for client, kept in sorted(self.remembered.items())
             for name, tensor in kept.items()
         }
-        found = {name: memory.reference(tensor) for name, tensor in remembered.items()}
+        parts = {"broadcast": self.broadcast, "server": self.server, "chosen": self.chosen}
+        parts["remembered"] = remembered
+        tensors = {k: v for name, part in parts.items() for k, v in _under(name, part).items()}
+        found = {name: memory.reference(tensor) for name, tensor in tensors.items()}
         files = {name: one for name, one in found.items() if one is not None}
-        rows = {name: memory.references(tensor) for name, tensor in self.server.items()}
-        row_files = {name: references for name, references in rows.items() if references}
         epoch = self.epoch or Epoch(-1, (), ())
         header = _CommitHeader(
             run=self.run,
@@ -108,14 +103,8 @@ class Commit:
             plan=self.plan,
             expelled=list(self.expelled),
             files=files,
-            row_files=row_files,
         )
-        server = {name: tensor for name, tensor in self.server.items() if name not in row_files}
-        parts = {"broadcast": self.broadcast, "server": server, "chosen": self.chosen}
-        parts["remembered"] = {name: one for name, one in remembered.items() if name not in files}
-        return wire.parts_of(
-            header, {k: v for name, part in parts.items() for k, v in _under(name, part).items()}
-        )
+        return wire.parts_of(header, {name: one for name, one in tensors.items() if name not in files})
 
     @classmethod
     def from_block(cls, block: wire.Block, memory: Memory, thorough: bool = False) -> Commit:
@@ -128,10 +117,9 @@ class Commit:
     @classmethod
     def _read(cls, block: wire.Block, memory: Memory, thorough: bool) -> Commit:
         header, tensors = wire.loads(block, _CommitHeader)
-        tensors |= {f"remembered/{name}": memory.tensor(one) for name, one in header.files.items()}
-        tensors |= {f"server/{name}": memory.rows(rows) for name, rows in header.row_files.items()}
+        tensors |= {name: memory.tensor(one) for name, one in header.files.items()}
         if thorough:
-            memory.check(header.references)
+            memory.check(header.files.values())
         epoch = Epoch(header.epoch, tuple(header.members), tuple(header.rows), header.epoch_terms)
         return cls(
             header.run,
@@ -203,7 +191,7 @@ def _references(path: Path) -> list[FileReference]:
     try:
         with path.open("rb") as file:
             header = wire.header_of(wire.unchecked(file.read(wire.LARGEST_HEADER + 256)), _CommitHeader)
-            return header.references
+            return [*header.files.values()]
     except wire.WireError:
         return []
     except OSError as error:

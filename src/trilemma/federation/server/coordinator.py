@@ -78,7 +78,7 @@ class Coordinator:
             return last
         algorithm, key = self.task.resolved.algorithm, self.task.key.fold("init")
         beginning = algorithm.init(self.task.model, self.policy.everyone, key)
-        server = self._shelf.kept(beginning.server, {})
+        server = self._shelf.kept(beginning.server)
         terms, plan = self.party.agreement, self.party.plan
         commit = Commit(self.run, terms, 0, None, beginning.broadcast, server, plan=plan)
         if self.task.config.run.returned != "last":
@@ -289,7 +289,7 @@ class Coordinator:
             epoch = Epoch(epoch.number)
         remembered = {**commit.remembered, **heard.remembered}
         with self.watch.stage("commit"):
-            server = self._shelf.kept(done.state, commit.server)
+            server = self._shelf.kept(done.state)
         return replace(
             commit,
             rounds=finished,

@@ -49,7 +49,7 @@ from trilemma.learning.settings import Setup
 from trilemma.learning.steps.total import all_finite
 from trilemma.learning.steps.trace import Array, Law, Places, Trace
 from trilemma.models.types import Model
-from trilemma.storage.mapped_rows import chosen
+from trilemma.storage.mapped import beside
 
 SINGLE = 1 << 16
 """Messages of at least so many numbers are measured in float32; for shorter ones float64 costs little."""
@@ -260,7 +260,8 @@ def _aggregated(court: Court, heard: _Heard, judged: _Judged, model: Tensor, rul
     staying, sound, vectors = np.arange(len(heard.places)), heard.sound, heard.vectors
     if len(judged.messages.rows) < len(staying):
         staying = np.flatnonzero(np.isin(heard.places, judged.messages.rows))
-        sound, vectors = sound.rows(staying.tolist()), chosen(vectors, staying.tolist())
+        sound, there = sound.rows(staying.tolist()), beside(vectors, (len(staying), vectors.shape[1]))
+        vectors = torch.index_select(vectors, 0, torch.from_numpy(staying).to(vectors.device), out=there)
     rows, count = heard.rows[staying], len(heard.senders)
     if not len(staying):
         return _Step(torch.zeros_like(model), torch.zeros(0), rows, count, {})

@@ -1,8 +1,7 @@
-"""Rows in files of their own as one tensor: the same numbers wherever they lie, and nothing left behind."""
+"""Rows as one tensor in a file: the same numbers wherever they lie, and nothing left behind."""
 
 from __future__ import annotations
 
-import gc
 import mmap
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 
 from trilemma.aggregation import parse, stream
 from trilemma.learning.steps.server import column_blocks
-from trilemma.storage import mapped, mapped_rows
+from trilemma.storage import mapped
 
 DIM = 3 * 1024 + 5
 
@@ -51,7 +50,7 @@ def test_rows_are_seen_wherever_they_lie(tmp_path: Path) -> None:
     own = rows[-1]
     assert own is not None
     own[7] = 5.0  # a copy of its own: what the file says is not what the row says
-    stacked = mapped_rows.stacked(tmp_path, rows, DIM)
+    stacked = mapped.stacked(tmp_path, rows, DIM)
     assert torch.equal(stacked.nan_to_num(9.0), expected(rows).nan_to_num(9.0))
     assert mapped.lies_in_a_file(stacked[1:3])
     there = {path.name for path in tmp_path.iterdir()}
@@ -62,28 +61,11 @@ def test_rows_are_seen_wherever_they_lie(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", ["caf", "cwmed", "nnm+cwtm"])
 def test_a_rule_sees_the_very_same_numbers(tmp_path: Path, rule: str) -> None:
     rows = rows_of_all_kinds(tmp_path)
-    stacked = mapped_rows.stacked(tmp_path, rows, DIM)
+    stacked = mapped.stacked(tmp_path, rows, DIM)
     found = stream(parse(rule, f=2), lambda: column_blocks(stacked))
     assert torch.equal(found.value, parse(rule, f=2)(expected(rows)).value)
 
 
-def test_addresses_are_free_when_nobody_needs_the_rows(tmp_path: Path) -> None:
-    path = tmp_path / "row"
-    path.write_bytes(torch.ones(DIM).numpy().tobytes())
-    row = mapped.opened(path, (DIM,), torch.float32)
-    stacked = mapped_rows.stacked(tmp_path, [row, row], DIM)
-    seen = [stacked[1], stacked[:, 4:]]
-    address = stacked.untyped_storage().data_ptr()
-    path.unlink()
-    del stacked, row
-    gc.collect()
-    assert float(seen[0].sum()) == DIM, "a file that is deleted is there for as long as it is seen"
-    assert mapped.lies_in_a_file(seen[1])
-    seen.clear()
-    gc.collect()
-    assert address not in mapped.ROOMS
-
-
 def test_no_rows_and_no_numbers_are_rows_too(tmp_path: Path) -> None:
-    assert mapped_rows.stacked(tmp_path, [], 4).shape == (0, 4)
-    assert mapped_rows.stacked(tmp_path, [None, torch.ones(0)], 0).shape == (2, 0)
+    assert mapped.stacked(tmp_path, [], 4).shape == (0, 4)
+    assert mapped.stacked(tmp_path, [None, torch.ones(0)], 0).shape == (2, 0)
