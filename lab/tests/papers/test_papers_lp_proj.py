@@ -10,7 +10,7 @@ import pytest
 
 from trilemma import models, simulate
 from trilemma.base.errors import ConfigError, UserError
-from trilemma.learning.compressed.count_sketch import Sketch
+from trilemma_lab.compressed.count_sketch import Sketch
 from trilemma_lab.papers import lp_proj
 from trilemma_lab.papers.lp_proj import (
     ATTACKS,

@@ -14,7 +14,7 @@ from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol.admission import Expected, admit
 from trilemma.federation.protocol.transport import Reply
 from trilemma.learning import MessageLayout, Messages, Part
-from trilemma.learning.compressed.dgc import sparse_message
+from trilemma_lab.compressed.dgc import sparse_message
 
 DIM = 5
 LAYOUT = MessageLayout((Part("momentum", (DIM,)),), ("momentum",))

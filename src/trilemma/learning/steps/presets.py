@@ -20,29 +20,19 @@ class Switches:
     Attributes:
         decay_in_l1: Whether weight decay acts in the steps of lp-proj-1. The reference code computes it and
             drops the result.
-        clears_gradients: Whether QSGD and DGC clients start every round from a zero gradient. In the
-            reference code a client's gradient accumulates over all rounds it took part in.
-        clears_sketch: Whether a count sketch holds one round's vector only. The reference code never clears
-            the table, so it holds the sum over all earlier rounds.
-        look_back_power: LBGM's multiplier is ⟨G, L⟩/‖L‖^power. 2 projects onto L; the reference code has 1.
         tuning_steps: How many gradient steps Per-FedAvg takes before it is scored: one with the inner rate,
             as in its paper; the reference code adds a second with the outer rate.
 
-    >>> switches("correct").look_back_power, switches("reference").look_back_power
-    (2, 1)
+    >>> switches("correct").tuning_steps, switches("reference").tuning_steps
+    (1, 2)
     """
 
     decay_in_l1: bool = True
-    clears_gradients: bool = True
-    clears_sketch: bool = True
-    look_back_power: Literal[1, 2] = 2
     tuning_steps: Literal[1, 2] = 1
 
 
 CORRECT = Switches()
-REFERENCE = Switches(
-    decay_in_l1=False, clears_gradients=False, clears_sketch=False, look_back_power=1, tuning_steps=2
-)
+REFERENCE = Switches(decay_in_l1=False, tuning_steps=2)
 
 
 def switches(preset: Preset) -> Switches:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trilemma import experiment as config
 from trilemma.base.errors import ConfigError, nearest
 from trilemma.experiment import Config
-from trilemma.learning.compressed.wire import QuantisedFormat
+from trilemma_lab.compressed.wire import QuantisedFormat
 from trilemma_lab.papers.lp_proj.methods import CHOSEN, METHODS, TABLES
 from trilemma_lab.papers.published import line
 

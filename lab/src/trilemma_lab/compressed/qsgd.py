@@ -22,8 +22,6 @@ from pydantic import Field
 from torch import Tensor
 
 from trilemma.base.keys import Key
-from trilemma.learning.compressed.gradient import CompressedSettings, compute, start
-from trilemma.learning.compressed.wire import Quantised, QuantisedFormat
 from trilemma.learning.messages import (
     NOTHING_ASKED,
     Asked,
@@ -36,8 +34,9 @@ from trilemma.learning.messages import (
 )
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import Setup, algorithms
-from trilemma.learning.steps.presets import switches
 from trilemma.models.types import Model
+from trilemma_lab.compressed.gradient import CompressedSettings, compute, start
+from trilemma_lab.compressed.wire import Quantised, QuantisedFormat
 
 Scale = Literal["max", "l2"]
 
@@ -121,7 +120,7 @@ class QSGD(CompressedSettings):
                 (Part("gradient", (layout.dim,)), *sent), ("gradient",), QuantisedCodec(layout)
             )
 
-        carries = not switches(self.preset).clears_gradients
+        carries = self.preset == "reference"
 
         def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
             return start(model, ids, key, *(["carried"] if carries else []))

@@ -26,8 +26,6 @@ from torch import Tensor
 
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
-from trilemma.learning.compressed.gradient import CompressedSettings, start
-from trilemma.learning.compressed.wire import decode_dense, encode_dense
 from trilemma.learning.messages import (
     NOTHING_ASKED,
     Asked,
@@ -41,9 +39,10 @@ from trilemma.learning.messages import (
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import Setup, algorithms
 from trilemma.learning.steps.local_steps import LocalStep, statistics_of, walk
-from trilemma.learning.steps.presets import switches
 from trilemma.learning.steps.privatise import client_keys
 from trilemma.models.types import Model
+from trilemma_lab.compressed.gradient import CompressedSettings, start
+from trilemma_lab.compressed.wire import decode_dense, encode_dense
 
 
 def look_back(g: Tensor, last: Tensor, threshold: float, power: int = 2) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,7 +130,7 @@ class LBGM(CompressedSettings):
 
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        power = switches(self.preset).look_back_power
+        power = 1 if self.preset == "reference" else 2
 
         def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
             return start(model, ids, key, "last")

@@ -12,12 +12,12 @@ from torch import Tensor
 from trilemma import models
 from trilemma.base.keys import Key
 from trilemma.learning import Algorithm, algorithms
-from trilemma.learning.compressed.count_sketch import Sketch, count_sketch, heaviest, used_coordinates
-from trilemma.learning.compressed.dgc import DGC, largest
-from trilemma.learning.compressed.lbgm import LBGM, look_back
-from trilemma.learning.compressed.qsgd import QSGD
-from trilemma.learning.compressed.wire import encode_sparse
 from trilemma.models.types import Segment
+from trilemma_lab.compressed.count_sketch import Sketch, count_sketch, heaviest, used_coordinates
+from trilemma_lab.compressed.dgc import DGC, largest
+from trilemma_lab.compressed.lbgm import LBGM, look_back
+from trilemma_lab.compressed.qsgd import QSGD
+from trilemma_lab.compressed.wire import encode_sparse
 
 NAMES = ["sketch", "lbgm", "qsgd", "dgc"]
 

@@ -35,7 +35,6 @@ from torch import Tensor
 
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
-from trilemma.learning.compressed.gradient import CompressedSettings, compute, start
 from trilemma.learning.messages import MessageLayout, Messages, Part, one_vector
 from trilemma.learning.protocol import (
     Algorithm,
@@ -47,9 +46,9 @@ from trilemma.learning.protocol import (
     State,
 )
 from trilemma.learning.settings import Setup, algorithms
-from trilemma.learning.steps.presets import switches
 from trilemma.learning.steps.server import aggregate
 from trilemma.models.types import Model
+from trilemma_lab.compressed.gradient import CompressedSettings, compute, start
 
 PRIME = (1 << 31) - 1
 HISTORY = 62
@@ -211,7 +210,7 @@ class Sketch(CompressedSettings):
 
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        clears = switches(self.preset).clears_sketch
+        clears = self.preset == "correct"
 
         def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
             begin = start(model, ids, key, "u", "v")

@@ -20,8 +20,6 @@ from pydantic import Field
 from torch import Tensor
 
 from trilemma.base.keys import Key
-from trilemma.learning.compressed.gradient import CompressedSettings, compute, start
-from trilemma.learning.compressed.wire import decode_sparse, encode_sparse, longest_sparse, sparse_bytes
 from trilemma.learning.messages import (
     NOTHING_ASKED,
     Asked,
@@ -34,8 +32,9 @@ from trilemma.learning.messages import (
 )
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import Setup, algorithms
-from trilemma.learning.steps.presets import switches
 from trilemma.models.types import Model, Segment
+from trilemma_lab.compressed.gradient import CompressedSettings, compute, start
+from trilemma_lab.compressed.wire import decode_sparse, encode_sparse, longest_sparse, sparse_bytes
 
 
 def largest(vectors: Tensor, tensors: tuple[Segment, ...], density: float) -> Tensor:
@@ -110,7 +109,7 @@ class DGC(CompressedSettings):
 
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
-        carries = not switches(self.preset).clears_gradients
+        carries = self.preset == "reference"
 
         def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
             return start(model, ids, key, "u", "v", *(["carried"] if carries else []))

@@ -12,11 +12,12 @@ from trilemma import models
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
 from trilemma.learning import MessageLayout
-from trilemma.learning.compressed.count_sketch import Sketch
-from trilemma.learning.compressed.dgc import DGC, SparseCodec
-from trilemma.learning.compressed.lbgm import LBGM
-from trilemma.learning.compressed.qsgd import QSGD, dequantise, quantise
-from trilemma.learning.compressed.wire import (
+from trilemma.learning.messages import ENCODED
+from trilemma_lab.compressed.count_sketch import Sketch
+from trilemma_lab.compressed.dgc import DGC, SparseCodec
+from trilemma_lab.compressed.lbgm import LBGM
+from trilemma_lab.compressed.qsgd import QSGD, dequantise, quantise
+from trilemma_lab.compressed.wire import (
     Quantised,
     QuantisedFormat,
     decode_dense,
@@ -25,7 +26,6 @@ from trilemma.learning.compressed.wire import (
     encode_sparse,
     sparse_bytes,
 )
-from trilemma.learning.messages import ENCODED
 
 
 def test_dense_round_trip() -> None:
