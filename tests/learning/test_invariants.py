@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
-from trilemma import aggregation, learning, privacy
+from trilemma import aggregation, config, learning, privacy
+from trilemma.base.errors import ConfigError
 from trilemma.base.keys import Key
 from trilemma.learning.protocol import Algorithm
 from trilemma.testing.test_algorithms import CLIENTS, make_clients, run_rounds
@@ -96,3 +98,9 @@ def test_correlated_noise_cancels_in_the_mean_over_all_clients() -> None:
 def test_algorithms_are_called_as_in_configurations() -> None:
     """Messages to users name them, and a user knows the name that a configuration takes."""
     assert [build(name).name for name in learning.algorithms] == list(learning.algorithms)
+
+
+@pytest.mark.parametrize("said", ["unit='example'", "sampling='poisson'"])
+def test_an_algorithm_without_privacy_has_no_options_that_say_what_it_protects(said: str) -> None:
+    with pytest.raises(ConfigError, match=said.split("=")[0]):
+        config.load("byz-sgdm-mnist", [f"algorithm.{said}"])

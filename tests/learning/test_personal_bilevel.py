@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import linear_oracle as oracle
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,6 @@ from trilemma.learning.personal.bilevel import Coupling, bilevel_algorithm, norm
 from trilemma.learning.personal.lp_proj import LpProj
 from trilemma.learning.personal.pfedme import PFedMe
 from trilemma.learning.personal.rsa import RSA
-from trilemma_lab.papers.lp_proj import linear as oracle
 
 FULL, SUB, CLIENTS, HELD = 5, 2, 4, 12
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import linear_oracle as oracle
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
-
-from trilemma_lab.papers.lp_proj import linear as oracle
 
 WORKED = oracle.LinearFederation(
     w=np.array([[1.0, 0, 0], [0, 2, 0], [0, 0, 1], [3, 1, 1]]),

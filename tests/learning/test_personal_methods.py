@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import linear_oracle as oracle
 import numpy as np
 import pytest
 import torch
@@ -23,7 +24,6 @@ from trilemma.learning.steps.local_steps import initial_models
 from trilemma.models.layers.normalisation import EPSILON
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.testing.test_algorithms import settings_of
-from trilemma_lab.papers.lp_proj import linear as oracle
 
 NAMES = ["fedavg", "local", "ditto", "per-fedavg", "lg-fedavg", "lp-proj", "pfedme", "rsa"]
 

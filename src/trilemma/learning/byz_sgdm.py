@@ -10,10 +10,13 @@ Reference: Karimireddy, He, Jaggi, "Learning from history for Byzantine robust o
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from trilemma.learning.settings import AlgorithmSettings, algorithms
 from trilemma.learning.steps.momentum import MomentumSettings
+from trilemma.privacy.types import Unit
 
 
 @algorithms.register("byz-sgdm")
@@ -21,5 +24,8 @@ class ByzSGDM(MomentumSettings):
     """Byz-SGDM: client momentum and a robust rule, no privacy (ICML 2021)."""
 
     momentum: float = Field(default=0.9, ge=0, lt=1, description="1 − β")
+    # No options: they would say what privacy protects.
+    unit: ClassVar[Unit] = "user"  # type: ignore[misc]
+    sampling: ClassVar = "without-replacement"  # type: ignore[misc]
 
     exposure = AlgorithmSettings.exposure  # it neither clips nor adds noise

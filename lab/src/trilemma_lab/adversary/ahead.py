@@ -20,7 +20,7 @@ from trilemma.attacks.labels import flip
 from trilemma.base.keys import Key
 from trilemma.data.types import Batch, each
 from trilemma.learning import Messages
-from trilemma.learning.defences.evidence.file import ORIGIN
+from trilemma.learning.defences.evidence.file import PREFIX
 from trilemma.learning.protocol import State
 from trilemma.learning.steps.privatise import client_keys
 from trilemma.learning.steps.trace import Trace
@@ -131,8 +131,9 @@ class Ahead:
     @cached_property
     def start(self) -> Tensor:
         """The model from which moves are counted (d,): the broadcast, or θ_0 for a defended server."""
-        undefended = self.experiment.resolved.algorithm.court is None
-        return self.progress.broadcast[self.trace.model] if undefended else self.progress.server[ORIGIN]
+        if self.experiment.resolved.algorithm.court is None:
+            return self.progress.broadcast[self.trace.model]
+        return self.progress.server[f"{PREFIX}origin"]
 
     @cached_property
     def batch(self) -> Batch:

@@ -26,10 +26,6 @@ PREFIX = "evidence."
 TOGETHER = 1 << 22
 """How many numbers are processed at once of sums that lie in a file on disk."""
 
-ORIGIN = PREFIX + "origin"
-"""The name of the initial model in a server's state."""
-
-
 LONG = ("sums", "origin", "moved")
 """Parts with one number per coordinate of the model."""
 
