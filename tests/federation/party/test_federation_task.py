@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 import types
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,13 @@ from trilemma.base.keys import Key
 from trilemma.cli import app
 from trilemma.cli.federation import federation_app
 from trilemma.federation.client import spending
+from trilemma.federation.operations import pilot
 from trilemma.federation.party import provisioning
 from trilemma.federation.party.layout import parties
 from trilemma.federation.party.public_facts import Federation
 from trilemma.federation.party.task import load_task
 from trilemma.federation.protocol import kinds, wire
-from trilemma.federation.server.commits import CommitLog
+from trilemma.task import Task
 from trilemma.task.file import TaskFile, copy_task, sources, task_digest
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "federation"
@@ -130,15 +130,6 @@ def test_a_result_of_another_run_is_not_taken_for_this_ones(finished, tmp_path, 
     refused = CliRunner().invoke(app, ["export", str(folder), str(tmp_path / "model.pt")]).exception
     assert "is the result of run 'other', and not of 'run'" in str(refused)
     assert not (tmp_path / "model.pt").exists()
-
-
-def test_a_run_from_before_tasks_were_noted_goes_on(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "federation")
-    made = parties(tmp_path / "federation")
-    log = CommitLog(made[0].run_folder("run"))
-    log.update_epoch(replace(log.last(), plan=""))
-    (made[0].folder / "task.py").write_text(TASK.format(rows=41))
-    assert coordinator(made, Direct(made))[0].go().rounds == 2
 
 
 def test_the_server_never_asks_for_data(tmp_path):
@@ -405,9 +396,11 @@ def test_clients_of_a_pilot_that_find_no_data_are_named(tmp_path, host):
 def test_the_example_is_a_valid_task(tmp_path):
     pytest.importorskip("sklearn", reason="the example reads a data set of scikit-learn")
     facts = Federation("example", 5, examples=80, timing=INSTANT)
-    made = provisioning.init(
-        tmp_path / "federation", facts, (EXAMPLE / "config.toml").read_text(), task=EXAMPLE / "task.py"
+    own = Task.from_file(EXAMPLE / "task.py", 5)
+    chosen = pilot.settled(
+        configurations.load(str(EXAMPLE / "config.toml"), [], configurations.Own(5)), own, 80
     )
+    made = provisioning.init(tmp_path / "federation", facts, chosen.toml(), task=EXAMPLE / "task.py")
     spending.write_budgets(made[1:], load_task(made[0]))
     runner, _ = coordinator(made, Direct(made))
     assert runner.go().rounds == 20

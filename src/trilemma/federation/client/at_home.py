@@ -86,8 +86,8 @@ class Received:
         A model of the same shape would be taken for another one: a seed decides which features were drawn.
         """
         secrets = Session(self.party, self.run).secrets
-        if secrets is not None and secrets.plan in ("", self.party.plan):
-            return  # "": an older folder, which does not say
+        if secrets is not None and secrets.plan == self.party.plan:
+            return
         lost = f"{self.party.run_folder(self.run) / 'session'} does not say with which any more"
         raise UserError(
             f"this folder's config.toml, `examples` in {PUBLIC} or task.py are not those with which "

@@ -105,8 +105,8 @@ class _SessionHeader(kinds.Header):
     offer: str
     offers: dict[str, str]
     pairs: dict[str, str]
-    terms: str = ""
-    plan: str = ""
+    terms: str
+    plan: str
     confirmation: str = ""
     confirmed: bool = False
     expelled: list[AnnouncedExpulsion] = Field(default_factory=list)
@@ -122,7 +122,7 @@ class Secrets:
     """What a client knows in an epoch: its offer, and after the agreement everybody's and the pair keys.
 
     `terms` are those it joined under: an epoch ends where this client's own change, whatever was agreed on.
-    `plan` is what its owner had allowed then, the code of its task with it; "" in older files.
+    `plan` is what its owner had allowed then, the code of its task with it.
     `confirmation` is its own signature under the list of members, `confirmed` whether it saw everybody's.
     `expelled` are those the server named in its call, all since the run began.
     """
@@ -329,7 +329,7 @@ class Session:
             raise Refused(
                 Reason.TERMS, f"epoch {known.epoch} was joined under {known.terms}, now {self.party.terms}"
             )
-        if known.plan not in ("", self.party.plan):
+        if known.plan != self.party.plan:
             raise Refused(Reason.ALLOWED, f"epoch {known.epoch} was joined with another task")
 
     def require(self, epoch: int) -> Secrets:

@@ -43,8 +43,8 @@ class _CommitHeader(kinds.Header):
     heard: dict[str, int]
     unused: list[int]
     record: dict[str, Any]
-    epoch_terms: str = ""
-    plan: str = ""
+    epoch_terms: str
+    plan: str
     expelled: list[AnnouncedExpulsion] = Field(default_factory=list)
     files: dict[str, FileReference] = Field(default_factory=dict)
 
@@ -53,7 +53,7 @@ class _CommitHeader(kinds.Header):
 class Commit:
     """Where a run stands after `rounds` rounds. `terms` are what it is about, whoever takes part.
 
-    `plan` is that and the code of the server's own task; "" in older files.
+    `plan` is that and the code of the server's own task.
     `chosen` is the model the run returns if it ends here, where that is not the latest. `heard` has the round
     in which each client's answer was last used; `unused` are the clients whose answer was not used when they
     were last asked; `record` is what is said about the last round. `remembered` is what the server needs of
