@@ -108,8 +108,12 @@ def test_noise_is_what_the_release_says():
 
 
 EVALUATED = ("evaluation.clients=true", "evaluation.every=4", "federation.clients=5", "run.rounds=10")
-USER = ("algorithm.name=cafcor", "aggregation.rule=caf", "privacy.threat=secldp", "privacy.clip=0.1")
-EXAMPLE = ("algorithm.name=safe-dshb", "privacy.threat=ldp", "privacy.clip=1", "algorithm.batch_size=20")
+STEPS = ("algorithm.lr=1", "algorithm.momentum=0.9")
+USER = ("algorithm.name=cafcor", *STEPS, "aggregation.rule=caf", "privacy.threat=secldp", "privacy.clip=0.1")
+EXAMPLE = (
+    *("algorithm.name=safe-dshb", *STEPS, "algorithm.batch_size=20"),
+    *("privacy.threat=ldp", "privacy.clip=1"),
+)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,9 @@ def test_a_test_of_single_messages_lets_ranked_lies_pass_that_it_takes_for_lies_
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_liar_a_round_is_sacrificed_and_the_last_one_is_not(device: str) -> None:
-    records = steps("attack.role=sacrificed", "run.rounds=5", f"run.device={device}")
+    records = steps(
+        "attack.role=sacrificed", "run.rounds=5", "algorithm.momentum=0.9", f"run.device={device}"
+    )
     gone = [[int(one["client"]) for one in record.expelled] for record in records]
     assert gone == [[16], [17], [18], [], []]
     assert any(record.attack_strength > 0 for record in records), "the others lie on"

@@ -20,6 +20,9 @@ GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 PEAKS = 3
 """Grid points, higher than their neighbours, around which is searched: rules that drop messages make many."""
 
+TIE = 1e-5
+"""Strengths whose harm differs by no more than this share do the same harm: the largest is taken."""
+
 AHEAD = 5
 """Steps of golden section that are evaluated together if the objective can: 2 + 4 + … + 32 points."""
 
@@ -66,7 +69,8 @@ def maximise(objective: Objective, grid: list[float], refinements: int, margin: 
         if value == max(values[max(place - 1, 0) : place + 2])  # of equal neighbours, both
     ]
     peaks = sorted(peaks, key=lambda place: -values[place])[:PEAKS]
-    best = peaks[0]
+    alike = [place for place in peaks if math.isclose(values[place], values[peaks[0]], rel_tol=TIE)]
+    best = max(alike, key=lambda place: grid[place])
     refined = [
         found
         for place in peaks
