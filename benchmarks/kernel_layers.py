@@ -164,7 +164,7 @@ def weight_cases(given: Given, work: str) -> Iterator[Case]:
 
     def ours_by_example() -> tuple[Tensor, Tensor]:
         found = convolution.example_gradients(*given.inner, stencil)
-        return found.lengths().squares, found.summed(factor)
+        return found.lengths().norms, found.summed(factor)
 
     factor = draw(x.device.type, *x.shape[:2])
     ours = partial(convolution.client_gradients, *given.inner, stencil)

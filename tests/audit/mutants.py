@@ -30,7 +30,7 @@ from trilemma.models.modules.reference import Comparison, Reference
 def _as_it_is(squares: Tensor) -> Lengths:
     """Believe what single precision says, and no bound on what it does not say."""
     squares = squares.double()
-    return Lengths(squares, squares * 0.0)
+    return Lengths(squares.sqrt(), squares * 0.0)
 
 
 def ghost_norms(patch) -> None:
@@ -70,7 +70,7 @@ def clamped_pairs(patch) -> None:
     def lengths_of(parts):
         if len(parts) == 1:
             return bounded(parts)
-        squares = [part.lengths().squares for part in parts]
+        squares = [part.lengths().norms.square() for part in parts]
         cross = [2 * terms.pair(one, other) for i, one in enumerate(parts) for other in parts[:i]]
         return _as_it_is(torch.stack([*squares, *cross]).float().sum(0).clamp(min=0.0))
 

@@ -24,7 +24,7 @@ def unflatten(model: Model, flat: Tensor) -> dict[str, Tensor]:
         )
     lead = flat.shape[:-1]
     return {
-        name: flat[..., span.slice].view((*lead, *shape))
+        name: flat.narrow(-1, span.start, span.size).view((*lead, *shape))
         for (name, shape), span in zip(model.shapes, model.tensors, strict=True)
     }
 

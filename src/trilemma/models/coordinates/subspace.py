@@ -104,7 +104,7 @@ class SubspacePass:
 
     def lengths(self) -> Lengths:
         """See `Pass`."""
-        return Lengths.formed(self.each)
+        return Lengths.together([Lengths.formed(self.each)])
 
     def write(self, out: Mapping[str, Tensor], factor: Tensor | None) -> None:
         """See `Pass`."""

@@ -42,6 +42,9 @@ MARGIN = 2.0**-8
 BLOCK = 256
 """How many numbers of a long row are added up in single precision."""
 
+FEW = 64
+"""Rows of fewer numbers are added up in double precision, which then costs nothing."""
+
 _ABOVE = 1 + 2.0**-40  # what a few roundings in double precision, or a long sum of squares, may take away
 
 
@@ -74,16 +77,19 @@ def norms_of_rows(rows: Tensor) -> Tensor:
 def lengths_of_rows(rows: Tensor, loosely: bool = False) -> Tensor:
     """Return upper bounds of the norms along the last axis, in double precision.
 
-    `loosely`: all in single precision. A sum of n squares errs by γ_{n+2} of itself, its root by half of that
-    and of what underflow takes from squares and sums, 2n 2⁻¹²⁶.
+    But for a few roundings in double precision, which are made up for once: by `Lengths.together`.
+    `loosely`, and of rows that are neither short nor long: all in single precision. A sum of n squares errs
+    by γ_{n+2} of itself, its root by half of that and of what underflow takes from squares and sums:
+    2n 2⁻¹²⁶.
 
     >>> one = torch.full((1, 300), 0.1)
     >>> 3**0.5 < float(lengths_of_rows(one)) <= float(lengths_of_rows(one, loosely=True)) < 1.0001 * 3**0.5
     True
     """
     length = rows.shape[-1]
-    if rows.dtype != torch.float32 or not (loosely or length >= 2 * BLOCK):
-        return norms_of_rows(rows) * _ABOVE
+    if rows.dtype != torch.float32 or not (loosely or length >= FEW):
+        return norms_of_rows(rows)
+    loosely = loosely or length < 2 * BLOCK
     norms = torch.linalg.vector_norm(rows, dim=-1).double() if loosely else norms_of_rows(rows)
     added = length if loosely else BLOCK
     return norms.mul_(1 + gamma(added + 8, 2.0**-24) / 2).add_(math.sqrt(2 * length) * 2.0**-63)
@@ -91,9 +97,12 @@ def lengths_of_rows(rows: Tensor, loosely: bool = False) -> Tensor:
 
 @dataclass(frozen=True)
 class Lengths:
-    """N̄² and S² of examples (k, b), in double precision, and the most positions P one is summed over."""
+    """N̄ and S of examples (k, b), in double precision, and the most positions P one is summed over.
 
-    squares: Tensor
+    What the terms of a gradient say of themselves is put `together` before anything is clipped by it.
+    """
+
+    norms: Tensor
     masses: Tensor
     positions: int = 1
 
@@ -107,29 +116,25 @@ class Lengths:
     @staticmethod
     def exactly(norms: Tensor) -> Lengths:
         """Of gradients with nothing to cancel: S is their norm."""
-        squares = norms.square()
-        return Lengths(squares, squares)
+        return Lengths(norms, norms)
 
     @staticmethod
     def bounded(squares: Tensor, mass: Tensor, positions: int) -> Lengths:
         """Of gradients with ‖G‖² ≤ `squares`, which may have overflown, and ‖G‖ ≤ S = `mass`."""
-        masses = mass.square()
-        return Lengths(torch.fmin(squares * _ABOVE, masses), masses, positions)
+        return Lengths(torch.fmin(squares.sqrt(), mass), mass, positions)
 
     @staticmethod
     def together(parts: Sequence[Lengths]) -> Lengths:
         """Of several parameters, or disjoint parts of one."""
-        if len(parts) == 1:
-            return parts[0]
-        squares = torch.stack([part.squares for part in parts]).sum(0)
-        same = all(part.masses is part.squares for part in parts)
-        masses = squares if same else torch.stack([part.masses for part in parts]).sum(0)
-        return Lengths(squares, masses, max(part.positions for part in parts))
+        norms = _root([part.norms for part in parts])
+        same = all(part.masses is part.norms for part in parts)
+        masses = norms if same else _root([part.masses for part in parts])
+        return Lengths(norms, masses, max(part.positions for part in parts))
 
-    @property
-    def norms(self) -> Tensor:
-        """N̄ (k, b)."""
-        return self.squares.sqrt()
+
+def _root(norms: Sequence[Tensor]) -> Tensor:
+    """Return √Σ n², from above."""
+    return torch.stack(tuple(norms)).square_().sum(0).sqrt_().mul_(_ABOVE)
 
 
 @dataclass(frozen=True)
@@ -175,13 +180,13 @@ class Clip:
         """Whether anything is clipped."""
         return math.isfinite(self.threshold)
 
-    def factor(self, lengths: Lengths, weight: Tensor, least: Tensor, size: int) -> Tensor:
+    def factor(self, lengths: Lengths, weight: Tensor, least: Tensor | None, size: int) -> Tensor:
         """Return every example's s (k, b); double precision, and so the sum's, if `careful`.
 
         Args:
             lengths: Those of the gradients of w_i ℓ_i.
             weight: w_i (k, b); where it is 0, s is 1.
-            least: The least positive weight of each client's batch (k, 1).
+            least: The least positive weight of each client's batch (k, 1); only a `careful` sum asks.
             size: How many examples a client's batch has, padding included.
 
         >>> one = torch.ones(1, 1)
@@ -193,7 +198,8 @@ class Clip:
             return torch.ones_like(weight)
         factor = (self.threshold * weight / lengths.norms).clamp(max=1.0)
         if self.careful:
-            errors = gamma(size * lengths.positions + 4, DOUBLE) * lengths.masses.sqrt()
+            assert least is not None
+            errors = gamma(size * lengths.positions + 4, DOUBLE) * lengths.masses
             factor = torch.fmin(factor, MARGIN / size * self.threshold * least / errors)
         factor = torch.where(weight > 0, factor, 1.0)
         return factor if self.careful else factor.to(weight.dtype)

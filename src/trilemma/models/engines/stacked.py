@@ -136,12 +136,13 @@ def sums_of(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: 
     dtype = torch.float64 if work.clip.careful else theta.dtype
     value, loss = theta.new_empty((clients, model.dim), dtype=dtype), theta.new_zeros(clients)
     norms = theta.new_zeros((clients, size))
-    company = Company(weight.masked_fill(weight <= 0, math.inf).amin(1, keepdim=True), size)
+    least = weight.masked_fill(weight <= 0, math.inf).amin(1, keepdim=True) if work.clip.careful else None
     statistics: dict[str, list[Tensor]] = {name: [] for name in work.buffers}
     engine = model.engine or TAPE
     for rows, columns in engine.groups(model, batch, work.memory, theta.dim() == 2):
         request = _request(theta, batch, weight, work, rows, columns)
-        group = _pass(engine, model, request, work, loss[rows], Company(company.least[rows], size))
+        company = Company(least if least is None else least[rows], size)
+        group = _pass(engine, model, request, work, loss[rows], company)
         if group.norms is not None:
             norms[rows, columns] = group.norms.to(norms.dtype)
         # Engines overwrite; where a client's examples come in several groups, the later ones are added.
@@ -160,9 +161,12 @@ def sums_of(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: 
 
 @dataclass(frozen=True)
 class Company:
-    """In what company an example is summed: the least positive weight of its client's batch (k, 1), and b."""
+    """In what company an example is summed: the least positive weight of its client's batch (k, 1), and b.
 
-    least: Tensor
+    Only a careful sum asks for the weight.
+    """
+
+    least: Tensor | None
     size: int
 
 
@@ -215,7 +219,7 @@ def _pass(
     if not work.clip.finite:
         loss += done.loss
         return _Group(done, _norms(lengths, request.share))
-    broken = ~torch.isfinite(lengths.squares)  # at empty places, too: 0 · ∞ is no number
+    broken = ~torch.isfinite(lengths.norms)  # at empty places, too: 0 · ∞ is no number
     if (hurried := nobody_asks()) is not None:
         hurried.needed.append(1 + broken.any(1))
     elif bool(broken.any()):

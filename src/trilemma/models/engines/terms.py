@@ -40,6 +40,9 @@ WORKSPACE = {"cpu": 16 << 20, "cuda": 512 << 20}
 WIDTH = 1024
 """How many numbers of an inner product are added up in single precision."""
 
+TABLE = 256
+"""How many numbers a gradient has that is formed and kept, whatever its factors take."""
+
 TINY = 2.0**-126
 """What a single-precision product may lose by underflow, or a number by being flushed to zero."""
 
@@ -167,22 +170,19 @@ class Product:
 
     def lengths(self) -> Lengths:
         """Take the cheaper of Gram matrices over positions and gradients formed."""
+        short = shortens()
         if self.small:
             return Lengths.formed(self.formed())
-        positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
+        positions = self.left.shape[2]
         if positions > 1 and self.ghost:
-            squares, left, right = self._grams()
-            mass = (left * right).sum(2)
-            added = gamma(min(m, WIDTH) + min(n, WIDTH) + 3, unit_of(self.left))
-            share = added + gamma(positions**2 + m + n, DOUBLE)
-            squares = squares + share * mass.square() + 8 / TINY * self._lost(left, right).square()
+            squares, mass = self._ghost()
         else:
             left, right = (lengths_of_rows(part, loosely=positions > 1) for part in (self.left, self.right))
             if positions == 1:
                 return Lengths.exactly((left * right)[..., 0])
             mass = (left * right).sum(2)
             squares = (self._norms() + self._added(left, right, mass)).square()
-        if shortens():
+        if short:
             squares = (squares.sqrt() + SHORT * mass).square()
         return Lengths.bounded(squares, mass, positions)
 
@@ -193,27 +193,36 @@ class Product:
     def _lost(self, left: Tensor, right: Tensor) -> Tensor:
         """Return what underflow and flushing to zero may take from what is formed, by the norms (k, b, P).
 
-        Of P (m + n) products and factors each loses at most τ, times what it is multiplied by. The sum of
-        squares by Gram matrices loses at most 8/τ times the square of that.
+        Of P (m + n) products and factors each loses at most τ, times what it is multiplied by.
+        """
+        return TINY * self._losing * (1 + left.sum(2)) * (1 + right.sum(2))
+
+    @property
+    def _losing(self) -> int:
+        positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
+        return positions * (m + n + positions)
+
+    def _ghost(self) -> tuple[Tensor, Tensor]:
+        """Return bounds of ‖G‖² and S (k, b) from Gram matrices.
+
+        Their diagonals have the norms of l_p and r_p. The sum of squares loses by underflow at most 8/τ times
+        the square of what a gradient loses.
         """
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        return TINY * positions * (m + n + positions) * (1 + left.sum(2)) * (1 + right.sum(2))
-
-    def _grams(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return N̂² (k, b), and bounds of the norms ‖l_p‖ and ‖r_p‖ (k, b, P) from the diagonals."""
-        parts = []
-        for left, right in self._split(8 * self.left.shape[2] ** 2):
+        unit = unit_of(self.left)
+        above = (1 + SHORT * shortens()) ** 2 * (1 + gamma(max(m, n) + 4, unit))
+        share = gamma(min(m, WIDTH) + min(n, WIDTH) + 3, unit) + gamma(positions**2 + m + n, DOUBLE)
+        found = []
+        for left, right in self._split(8 * positions**2):
             one, other = gram(left), gram(right)
-            diagonals = [part.diagonal(dim1=1, dim2=2).double() for part in (one, other)]
-            parts.append(((one * other).sum((1, 2), dtype=torch.float64), *diagonals))
-        squares, *diagonals = (torch.cat(each) for each in zip(*parts, strict=True))
-        lead = self.left.shape[:2]
-        bounds = []
-        for part, diagonal in zip((self.left, self.right), diagonals, strict=True):
-            above = 1 + gamma(part.shape[3] + 4, unit_of(part))
-            norms = (diagonal * above + 2 * part.shape[3] * TINY).sqrt()
-            bounds.append((norms * (1 + SHORT * shortens())).view(*lead, -1))
-        return squares.view(lead), bounds[0], bounds[1]
+            diagonals = torch.stack([part.diagonal(dim1=1, dim2=2) for part in (one, other)]).double()
+            norms = diagonals.mul_(above).add_(2 * max(m, n) * TINY).sqrt_()
+            mass, lost = (norms[0] * norms[1]).sum(1), norms.sum(2).add_(1)
+            squares = (one * other).sum((1, 2), dtype=torch.float64).add_(mass.square(), alpha=share)
+            squares.add_((lost[0] * lost[1]).square_(), alpha=8 * TINY * self._losing**2)
+            found.append((squares, mass))
+        squares, mass = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
+        return squares.view(self.left.shape[:2]), mass.view(self.left.shape[:2])
 
     def _norms(self) -> Tensor:
         """Return ‖Ĝ‖ (k, b), from above."""
@@ -237,8 +246,7 @@ class Product:
     def small(self) -> bool:
         """Whether formed gradients take little room, or little beside the factors they come from."""
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        little = 1 if m * n <= WIDTH else 2
-        return positions > 1 and little * m * n <= positions * (m + n)
+        return positions > 1 and (m * n <= TABLE or 2 * m * n <= positions * (m + n))
 
     def formed(self) -> Tensor:
         """See `Term`; kept where it is small."""
@@ -368,7 +376,7 @@ def lengths_of(terms: Sequence[Term]) -> Lengths:
     each = [term.lengths() for term in terms]
     if len(each) == 1:
         return each[0]
-    mass = torch.stack([one.masses.sqrt() for one in each]).sum(0)
+    mass = torch.stack([one.masses for one in each]).sum(0)
     positions = sum(one.positions for one in each)
     tables = [term for term in terms if isinstance(term, Product | Lookup)]
     if len(tables) == len(terms) and not any(isinstance(term, Product) and term.small for term in tables):
@@ -377,7 +385,7 @@ def lengths_of(terms: Sequence[Term]) -> Lengths:
             part.shape[-1] for term in tables for part in (term.right, getattr(term, "left", term.right))
         )
         errors = gamma(2 * widest + positions**2 + 3, DOUBLE) * mass.square()
-        squares = torch.stack([*(one.squares for one in each), *cross]).sum(0) + errors
+        squares = torch.stack([*(one.norms.square() for one in each), *cross]).sum(0) + errors
     else:
         formed = torch.stack([term.formed().double() for term in terms]).sum(0)
         errors = torch.stack([mass * 0.0 + term.error() for term in terms]).sum(0)

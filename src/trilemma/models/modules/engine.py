@@ -318,8 +318,10 @@ def _without_padding(request: PassRequest) -> tuple[PassRequest, Tensor | None]:
 
     Its weight stays 0. Returned beside it: which clients have no real example.
     """
+    if not request.padded:
+        return request, None
     real = request.share > 0
-    if not request.padded or bool(real.all()):
+    if bool(real.all()):
         return replace(request, padded=False), None
     numbers = torch.arange(real.shape[1], device=real.device).expand(real.shape)
     first = real.to(torch.int8).argmax(1, keepdim=True)

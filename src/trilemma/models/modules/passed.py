@@ -69,7 +69,10 @@ def collect(parts: Sequence[Part], shapes: Mapping[str, torch.Size]) -> dict[str
                 for term in terms
             ]
             found[name] = {None: list(whole)}
-    return {name: {rows: together(terms) for rows, terms in blocks.items()} for name, blocks in found.items()}
+    return {
+        name: {rows: together(terms) if len(terms) > 1 else terms for rows, terms in blocks.items()}
+        for name, blocks in found.items()
+    }
 
 
 def _disjoint(blocks: list[Rows]) -> bool:

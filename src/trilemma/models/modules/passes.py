@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from operator import is_
 from typing import Any, Literal
 
 import torch
@@ -54,14 +55,18 @@ class PassSource:
 
         What it left on itself is put back: else one record would be in what others contribute.
         """
-        before = [(own, dict(own), [*map(id, own.values())]) for own in self.places]
+        before = [dict(own) for own in self.places]
         versions = [buffer._version for _, buffer, _ in self.pristine]
         try:
             outputs = self.module(x) if isinstance(x, Tensor) else self.module(**x)
         finally:  # a change may be why the way forward failed: it is what has to be said then
             now = dict(self.module.named_buffers()) if self.pristine else {}
-            for own, kept, ids in before:
-                if [*map(id, own.values())] != ids or own.keys() != kept.keys():
+            for own, kept in zip(self.places, before, strict=True):
+                if (
+                    len(own) != len(kept)
+                    or not all(map(is_, own.values(), kept.values()))
+                    or [*own] != [*kept]
+                ):
                     own.clear()
                     own.update(kept)
             self._refuse_changes(now, versions)
@@ -222,10 +227,12 @@ def _flat(
     batch = _Flat(source, params, request)
     frame = FlatFrame(batch.anchor, batch.shape, layouts)
     draws = Draws(None if seeds is None else seeds.flatten(), not request.dropout)
+    y, share = request.y.flatten(0, 1), request.share.flatten()
     with Recorder(batch.slots, frame, log, draws):
         outputs = source.call(batch.x)
     with Watch():
-        found = losses(source, outputs, request.y.flatten(0, 1), request.share.flatten()).view(batch.shape)
+        found = losses(source, outputs, y, share)
+    found = found.view(batch.shape)
     _, *grads = torch.autograd.grad(found.sum(), [batch.anchor, *batch.own.values()], allow_unused=True)
     log.layouts = tuple(frame.layouts)
     parts: list[Part] = [part for record in log.records for part in record.parts()]
@@ -442,6 +449,19 @@ def losses(source: PassSource, outputs: Any, y: Tensor, share: Tensor) -> Tensor
     return vmap(source.loss)(*rows) * share
 
 
+class _Straight:
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *arguments: Any) -> Any:
+        return function(*arguments)
+
+
+def _straight(*arguments: Any, **options: Any) -> Iterator[None]:
+    yield
+
+
+_STRAIGHT = {"CheckpointFunction": _Straight, "_checkpoint_without_reentrant_generator": _straight}
+
+
 @contextmanager
 def plainly(one_for_many: bool = False) -> Iterator[None]:
     """Switch activation checkpointing off: what it would compute twice is kept anyway.
@@ -450,19 +470,9 @@ def plainly(one_for_many: bool = False) -> Iterator[None]:
     its mask, then takes the way that is right for every batch.
     """
     module = torch.utils.checkpoint
-    names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
-    before = {name: getattr(module, name) for name in names}
-
-    class Straight:
-        @staticmethod
-        def apply(function: Callable[..., Any], preserve: bool, *arguments: Any) -> Any:
-            return function(*arguments)
-
-    def straight(*arguments: Any, **options: Any) -> Iterator[None]:
-        yield
-
-    setattr(module, names[0], Straight)
-    setattr(module, names[1], straight)
+    before = {name: getattr(module, name) for name in _STRAIGHT}
+    for name, function in _STRAIGHT.items():
+        setattr(module, name, function)
     compiling = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = one_for_many or compiling
     try:
