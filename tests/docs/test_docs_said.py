@@ -34,6 +34,26 @@ def test_commands_are_spelt_as_they_are_typed(page: Path):
             assert not problem, f"trilemma {said}: {problem}"
 
 
+@cache
+def _tests() -> dict[str, str]:
+    """Return what every file of tests holds, by its path."""
+    found = [path for part in ("tests", "lab/tests") for path in (ROOT / part).rglob("test_*.py")]
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in found}
+
+
+def test_tests_that_a_promise_names_are_there():
+    """A name that ends in … begins those of several; a file in brackets holds the test before it."""
+    said = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    for name, more in re.findall(r"`(test_\w+)(…?)`", said):
+        begins = re.compile(rf"def {name}{'' if more else chr(92) + '('}")
+        assert any(begins.search(held) for held in _tests().values()), name
+    for name, file in re.findall(r"`(test_\w+)` \(`([\w/]*test_\w+\.py)`", said):
+        held = [text for path, text in _tests().items() if f"/{path}".endswith(f"/{file}")]
+        assert any(f"def {name}(" in text for text in held), f"{name} is not in {file}"
+    for file in re.findall(r"`([\w/]*test_\w+\.py)`", said):
+        assert any(f"/{path}".endswith(f"/{file}") for path in _tests()), file
+
+
 @in_every_page
 def test_links_lead_to_files_and_headings(page: Path):
     for file, heading in re.findall(r"\]\(([^)\s#]*)#?([^)\s]*)\)", _prose(page)):

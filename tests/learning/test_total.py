@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
+import warnings
 import weakref
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trilemma import models
 from trilemma.base.keys import Key
@@ -16,6 +22,7 @@ from trilemma.data.types import Batch
 from trilemma.learning import Messages
 from trilemma.learning.protocol import ClientStep
 from trilemma.learning.steps import total
+from trilemma.learning.steps.switches import SWITCHES, put_back
 
 SIZE, WIDTH, BAD = 6, 4, 2
 FAILS = 9.0
@@ -152,33 +159,96 @@ def test_only_the_example_that_fails_counts_as_zero(net, said):
     assert failures.why
 
 
-SWITCHES = {
-    "a default type": lambda: torch.set_default_dtype(torch.float16),
+class Halving(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        return found / 2 if isinstance(found, torch.Tensor) and found.is_floating_point() else found
+
+
+class Stopping(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise ValueError
+
+
+HELD = []
+
+
+def entered(mode):
+    """Enter a mode and never leave it."""
+    HELD.append(mode)
+    mode.__enter__()
+
+
+SWITCHED = {
+    "the default type": lambda: torch.set_default_dtype(torch.float16),
     "how finely products are computed": lambda: torch.set_float32_matmul_precision("medium"),
+    "the default device": lambda: torch.set_default_device("meta"),
+    "function modes": lambda: entered(Halving()),
+    "dispatch modes": lambda: entered(Stopping()),
+    "autocast": lambda: entered(torch.autocast("cpu", torch.bfloat16)),
+    "algorithms that are deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+    "threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "numpy's errors": lambda: np.seterr(all="raise"),
+    "warnings": lambda: warnings.simplefilter("error"),
+    "the folder": lambda: os.chdir("/"),
+    "how deep calls go": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 1),
+    "gradients": lambda: torch.set_grad_enabled(False),
+    "inference": lambda: entered(torch.inference_mode()),
 }
 
 
-@pytest.mark.parametrize("said", SWITCHES)
+def standing():
+    """Return what is switched now, by its names."""
+    read = {name: each() for name, (each, _) in SWITCHES.items()}
+    return {**read, "gradients": torch.is_grad_enabled(), "inference": torch.is_inference_mode_enabled()}
+
+
+def test_every_switch_is_tried():
+    assert set(SWITCHED) == set(standing())
+
+
+@pytest.mark.parametrize("said", SWITCHED)
 def test_what_code_has_switched_before_it_failed_is_put_back(said):
     """As code does that means to switch it back itself, a line further on."""
+    changed = []
 
     def fails(bad, outputs):
         if bad:
-            SWITCHES[said]()
+            SWITCHED[said]()
+            changed.append(said)
             raise ValueError
         return outputs
 
     batch, clip = Batch(*examples(BAD)), models.Clip.example(0.1, careful=True)
-    before = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    try:
-        expected, _ = stepped(Line(fails), without(batch), clip)
+    expected, _ = stepped(Line(fails), without(batch), clip)
+    with put_back():  # should it not be put back, other tests go on without it
+        before = standing()
         found, failures = stepped(Line(fails), batch, clip)
-        assert (torch.get_default_dtype(), torch.get_float32_matmul_precision()) == before
-    finally:
-        torch.set_default_dtype(before[0])
-        torch.set_float32_matmul_precision(before[1])
+        after, _ = stepped(Line(fails), without(batch), clip)
+        assert standing() == before
+    HELD.clear()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    assert failures.counts.tolist() == [1]
+    torch.testing.assert_close(after, expected, rtol=0, atol=0)
+    assert (changed[0], failures.counts.tolist()) == (said, [1])
+
+
+@pytest.mark.parametrize("bad", [[BAD], list(range(SIZE))])
+def test_a_batch_is_tried_no_more_often_than_twice_for_each_of_its_examples(bad, monkeypatch):
+    tried, gradients = [], models.gradients
+    x, y = examples()
+    x[0, bad] = FAILS
+
+    def counted(*given, **options):
+        tried.append(1)
+        return gradients(*given, **options)
+
+    monkeypatch.setattr(models, "gradients", counted)
+    monkeypatch.setattr(total.replay, "gradients", counted)
+    found, failures = stepped(Line(raising(ValueError())), Batch(x, y), EXAMPLE)
+    assert failures.counts.tolist() == [len(bad)]
+    assert bool(found.any()) == (len(bad) < SIZE)
+    assert 2 < len(tried) - 1 <= 2 * SIZE  # the first one is of sound examples, and not of the step
 
 
 @pytest.mark.parametrize("net", [Sure, Chaotic])

@@ -36,9 +36,9 @@ from trilemma.base.keys import Key
 from trilemma.data.types import Batch, each
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, State
 from trilemma.learning.steps import own_scores
+from trilemma.learning.steps.switches import put_back
 from trilemma.models.engines import replay
 from trilemma.models.engines.clipping import NO_CLIP
-from trilemma.models.engines.precision import switches
 from trilemma.models.types import Buffers, Model
 from trilemma.privacy.types import NoiseSource
 
@@ -93,7 +93,7 @@ class _Paid:
     def caught(self, compute: Callable[[], Found]) -> Found | str:
         """Return what is computed, else why it was not."""
         try:
-            with switches():
+            with put_back():
                 return compute()
         except BaseException as error:
             mistake = isinstance(error, SURFACING) or not isinstance(error, Exception)

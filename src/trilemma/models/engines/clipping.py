@@ -42,9 +42,6 @@ MARGIN = 2.0**-8
 BLOCK = 256
 """How many numbers of a long row are added up in single precision."""
 
-FEW = 64
-"""Rows of fewer numbers are added up in double precision, which then costs nothing."""
-
 _ABOVE = 1 + 2.0**-40  # what a few roundings in double precision, or a long sum of squares, may take away
 
 
@@ -78,18 +75,16 @@ def lengths_of_rows(rows: Tensor, loosely: bool = False) -> Tensor:
     """Return upper bounds of the norms along the last axis, in double precision.
 
     But for a few roundings in double precision, which are made up for once: by `Lengths.together`.
-    `loosely`, and of rows that are neither short nor long: all in single precision. A sum of n squares errs
-    by γ_{n+2} of itself, its root by half of that and of what underflow takes from squares and sums:
-    2n 2⁻¹²⁶.
+    `loosely`: all in single precision. A sum of n squares errs by γ_{n+2} of itself, its root by half of that
+    and of what underflow takes from squares and sums, 2n 2⁻¹²⁶.
 
     >>> one = torch.full((1, 300), 0.1)
     >>> 3**0.5 < float(lengths_of_rows(one)) <= float(lengths_of_rows(one, loosely=True)) < 1.0001 * 3**0.5
     True
     """
     length = rows.shape[-1]
-    if rows.dtype != torch.float32 or not (loosely or length >= FEW):
+    if rows.dtype != torch.float32 or not (loosely or length >= 2 * BLOCK):
         return norms_of_rows(rows)
-    loosely = loosely or length < 2 * BLOCK
     norms = torch.linalg.vector_norm(rows, dim=-1).double() if loosely else norms_of_rows(rows)
     added = length if loosely else BLOCK
     return norms.mul_(1 + gamma(added + 8, 2.0**-24) / 2).add_(math.sqrt(2 * length) * 2.0**-63)

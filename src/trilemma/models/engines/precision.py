@@ -27,17 +27,6 @@ def products(*, tf32: bool) -> Iterator[None]:
 
 
 @contextmanager
-def switches() -> Iterator[None]:
-    """Put back what a user's code has switched: where it fails half-way it does not do so itself."""
-    dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-        torch.set_float32_matmul_precision(precision)
-
-
-@contextmanager
 def exactly() -> Iterator[None]:
     """Compute in full float32 what is to be compared: rounding to TF32 would pass for a difference."""
     with products(tf32=False), reproducible():

@@ -179,7 +179,7 @@ class Product:
         else:
             left, right = (lengths_of_rows(part, loosely=positions > 1) for part in (self.left, self.right))
             if positions == 1:
-                return Lengths.exactly((left * right)[..., 0])
+                return Lengths.exactly((left * right).squeeze(2))
             mass = (left * right).sum(2)
             squares = (self._norms() + self._added(left, right, mass)).square()
         if short:

@@ -104,7 +104,10 @@ class Recorder(Watch):
         draws: Draws,
         statistics: Statistics | None = None,
     ) -> None:
+        from trilemma.models.modules.operations import OPERATIONS
+
         super().__init__()
+        self.operations = OPERATIONS
         self.slots = dict(slots)
         self.frame = frame
         self.log = log
@@ -130,8 +133,6 @@ class Recorder(Watch):
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation."""
-        from trilemma.models.modules.operations import OPERATIONS
-
         if _in_place(func, args, kwargs):
             if self.slot(args[0] if args else None) is not None:
                 raise UserError(
@@ -139,7 +140,7 @@ class Recorder(Watch):
                     "the clients' to change. Take that out of forward"
                 )
             self.log.inplace = True
-        operation = OPERATIONS.get(func)
+        operation = self.operations.get(func)
         if operation is not None:
             done = operation(self, func, *args, **kwargs)
             if done is not NotImplemented:
