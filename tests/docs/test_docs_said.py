@@ -47,7 +47,7 @@ def test_tests_that_a_promise_names_are_there():
     for name, more in re.findall(r"`(test_\w+)(…?)`", said):
         begins = re.compile(rf"def {name}{'' if more else chr(92) + '('}")
         assert any(begins.search(held) for held in _tests().values()), name
-    for name, file in re.findall(r"`(test_\w+)` \(`([\w/]*test_\w+\.py)`", said):
+    for name, file in re.findall(r"`(test_\w+)` \(`([\w/]*test_\w+\.py)`\)", said):
         held = [text for path, text in _tests().items() if f"/{path}".endswith(f"/{file}")]
         assert any(f"def {name}(" in text for text in held), f"{name} is not in {file}"
     for file in re.findall(r"`([\w/]*test_\w+\.py)`", said):
