@@ -30,7 +30,14 @@ from trilemma.models.modules.reference import Comparison, Reference
 def _as_it_is(squares: Tensor) -> Lengths:
     """Believe what single precision says, and no bound on what it does not say."""
     squares = squares.double()
-    return Lengths(squares.sqrt(), squares * 0.0)
+    return Lengths(squares.sign() * squares.abs().sqrt(), squares * 0.0)
+
+
+def _together(parts) -> Lengths:
+    """Add up squares of both signs: what is negative takes away from other parameters, too."""
+    squares = sum(part.norms * part.norms.abs() for part in parts)
+    masses = sum(part.masses.square() for part in parts).sqrt()
+    return Lengths(squares.clamp(min=0.0).sqrt(), masses, max(part.positions for part in parts))
 
 
 def ghost_norms(patch) -> None:
@@ -47,6 +54,12 @@ def ghost_norms(patch) -> None:
         same = self.ids[..., :, None] == self.ids[..., None, :]
         return _as_it_is((same * torch.matmul(self.right, self.right.mT)).sum((2, 3)))
 
+    def small(self):
+        positions, m, n = *self.left.shape[2:], self.right.shape[3]
+        return positions > 1 and 2 * m * n <= positions * (m + n)
+
+    patch.setattr(Product, "small", property(small))
+    patch.setattr(Lengths, "together", staticmethod(_together))
     patch.setattr(Product, "lengths", lengths)
     patch.setattr(Lookup, "lengths", rows_of_a_table)
 
