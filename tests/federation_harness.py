@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from typer.testing import CliRunner
 
 from stacked_noise import StackedSecretNoise
 from trilemma import config as configurations
 from trilemma.base import files
+from trilemma.base.errors import UserError
+from trilemma.cli.federation import federation_app
 from trilemma.federation.carriers.inprocess import InProcess
 from trilemma.federation.client.sessions import Session, apart
 from trilemma.federation.client.spending import write_budgets
@@ -134,11 +137,31 @@ def asks(block: bytes, *rounds: int) -> bool:
     return not rounds or wire.loads(block, kinds.Ask)[0].round in rounds
 
 
+def during(acts: dict[int, Callable[[], object]]) -> Callable[[int, bytes, bytes], bytes]:
+    """Return a `tamper` that changes nothing, and lets each act happen once, while its round is asked for."""
+
+    def tamper(_client: int, asked: bytes, answer: bytes) -> bytes:
+        for round_ in [round_ for round_ in acts if asks(asked, round_)]:
+            acts.pop(round_)()
+        return answer
+
+    return tamper
+
+
 def coordinator(parties: list[Party], transport: Direct, run: str = "run") -> tuple[Coordinator, list[str]]:
     """A coordinator over `transport`, on its clock, and what it says."""
     said: list[str] = []
     clock = transport.time.clock
     return open_run(parties[0], run, transport, lambda event: said.append(event.text), clock), said
+
+
+def command(*arguments: object) -> str:
+    """Give a command of `trilemma federation`; return what it prints, or raise what it refuses."""
+    outcome = CliRunner().invoke(federation_app, [str(one) for one in arguments], env={"COLUMNS": "200"})
+    if isinstance(outcome.exception, UserError):
+        raise outcome.exception  # the command line prints it and exits with 2
+    assert outcome.exit_code == 0, f"{outcome.output}\n{outcome.exception!r}"
+    return outcome.output
 
 
 # --- deployed and simulated -------------------------------------------------------------------------------
@@ -151,6 +174,17 @@ def share_seeds(parties: list[Party], config: str) -> None:
         noise = bytes([7 + party.client] * 32).hex()
         for name, text in (("reproducible-batches", f"{seed:x}"), ("reproducible-noise", noise)):
             files.write_atomically(party.folder / "secrets" / name, text.encode(), secret=True)
+
+
+def seeded(
+    folder: Path, clients: int, *assignments: str, rounds: int, tolerate: int = 1, **facts: object
+) -> tuple[list[Party], str]:
+    """Make a federation with the simulation's seeds, and budgets for any run where there is noise."""
+    config = small_config(clients, *assignments, rounds=rounds, tolerate=tolerate)
+    budget = 1e9 if any("sigma" in one for one in assignments) else None
+    parties = make(folder, clients, config, budget=budget, **{"transcript": True, **facts})
+    share_seeds(parties, config)
+    return parties, config
 
 
 def secrets_of(parties: list[Party], run: str) -> list[SecretNoise]:

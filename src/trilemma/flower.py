@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 
 from trilemma.base import files
 from trilemma.base.errors import PrivacyError, UserError
-from trilemma.federation.identity.canonical import canonical
+from trilemma.federation.identity.signed_files import canonical
 from trilemma.federation.party.layout import PROCESS, Party
 from trilemma.federation.processes.door import short
 from trilemma.federation.processes.telling import keep_log, telling

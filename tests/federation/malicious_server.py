@@ -57,6 +57,15 @@ class Server:
         return node.task.message.decode(sent, asked=Asked(round_, broadcast)).vectors[0]
 
 
+def opened(parties, rounds=0):
+    """Return a server whose first epoch is open to everybody, and client 0's answers to so many rounds."""
+    server = Server(parties)
+    server.open(0, tuple(server.nodes))
+    for round_ in range(rounds):
+        server.ask(0, 0, round_)
+    return server
+
+
 def refusal(reason, call, *arguments):
     """Check that a node refuses with this reason, and says nothing but the catalogue's text."""
     with pytest.raises(Refused) as caught:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from malicious_server import DIM, Server, entries, refusal
+from malicious_server import DIM, Server, entries, opened, refusal
 
 from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
 from trilemma.base import files
@@ -61,8 +61,7 @@ def test_every_release_has_a_batch_of_its_own(tmp_path):
 
 def test_a_release_is_replayed_and_never_drawn_again(tmp_path):
     parties = make(tmp_path / "federation", 2, small_config(2, "algorithm.batch_size=10", tolerate=0))
-    server = Server(parties)
-    server.open(0, (0, 1))
+    server = opened(parties)
     first = server.ask(0, 0, 0)
     assert torch.equal(server.ask(0, 0, 0), first)
     server.nodes[0] = Node(parties[1])
@@ -146,8 +145,7 @@ def test_nothing_is_released_before_the_epoch_is_confirmed(parties):
 
 @pytest.mark.parametrize("how", ["missing", "another's", "of another epoch", "gibberish", "another ledger"])
 def test_a_confirmation_is_everybodys_own(parties, how):
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
+    server = opened(parties)
     old = json.loads(server.keys(3, 0, server.hello(0, range(CLIENTS))))
     offers = server.hello(1, range(CLIENTS))
     signed = {client: server.keys(client, 1, offers) for client in range(CLIENTS)}
@@ -212,9 +210,7 @@ def kind(block):
 
 def test_who_has_a_budget_says_nothing_without_noise(parties):
     """A budget holds over all runs: a later configuration without noise would leave nothing in its ledger."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
-    server.ask(0, 0, 0)
+    server = opened(parties, rounds=1)
     for party in parties:
         party.config.write_text(small_config(CLIENTS))
         Permission().with_plan(party.plan).save(party.allowed)
@@ -226,8 +222,7 @@ def test_a_round_over_budget_leaves_no_remark_either(tmp_path):
     """Otherwise a server could fill a client's disk, and its ledger with its own words, for nothing."""
     config = small_config(CLIENTS, *PRIVATE)
     parties = make(tmp_path / "federation", CLIENTS, config, budget=1e-3, partly=True)
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
+    server = opened(parties)
     ask = kinds.Ask(run="run", epoch=0, round=0, heard={}, unused=list(range(CLIENTS)))
     block = wire.dumps(ask, {"params": torch.zeros(DIM)})
     refusal(Reason.BUDGET, server.nodes[0].answer, block)
@@ -238,8 +233,7 @@ def test_a_round_over_budget_leaves_no_remark_either(tmp_path):
 
 def test_a_ledger_takes_no_more_of_a_servers_words_than_there_are_clients(parties):
     """It is never shortened: what is written there for a round is read again in every round to come."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
+    server = opened(parties)
     ask = kinds.Ask(run="run", epoch=0, round=0, heard={}, unused=[3, *[10**50] * 80, 3, 1, -1])
     server.nodes[0].answer(wire.dumps(ask, {"params": torch.zeros(DIM)}))
     with Ledger(parties[1].ledger, spending.read_budget(parties[1])) as ledger:
@@ -254,9 +248,7 @@ def test_a_ledger_takes_no_more_of_a_servers_words_than_there_are_clients(partie
 
 def test_two_workers_on_one_folder_give_one_answer(parties):
     """Both know of round 0; one answers round 1, and the other is asked it with other numbers."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
-    server.ask(0, 0, 0)
+    server = opened(parties, rounds=1)
     second = Server(parties)
     second.ask(0, 0, 0)
     server.ask(0, 0, 1, number=0.0)
@@ -298,9 +290,7 @@ def test_two_workers_at_the_same_moment_give_one_answer(parties, monkeypatch):
 
 
 def test_a_deleted_state_is_not_a_fresh_budget(parties):
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
-    server.ask(0, 0, 0)
+    server = opened(parties, rounds=1)
     shutil.rmtree(parties[1].state)
     server.nodes[0] = Node(parties[1])
     refusal(Reason.ROLLBACK, server.hello, 1, (0,))
@@ -310,9 +300,7 @@ def test_a_deleted_state_is_not_a_fresh_budget(parties):
 
 def test_a_restored_state_is_refused(parties, tmp_path):
     """The copy is whole and was genuine once: its ledger's chain is in order, only too short."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
-    server.ask(0, 0, 0)
+    server = opened(parties, rounds=1)
     shutil.copytree(parties[1].state, tmp_path / "copy")
     server.ask(0, 0, 1)
     shutil.rmtree(parties[1].state)
@@ -324,9 +312,7 @@ def test_a_restored_state_is_refused(parties, tmp_path):
 
 def test_a_ledger_may_be_ahead_of_what_is_remembered_of_it(parties):
     """The process died between the two writes."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
-    server.ask(0, 0, 0)
+    server = opened(parties, rounds=1)
     behind = parties[1].ledger_head.read_bytes()
     server.ask(0, 0, 1)
     parties[1].ledger_head.write_bytes(behind)
@@ -336,9 +322,7 @@ def test_a_ledger_may_be_ahead_of_what_is_remembered_of_it(parties):
 
 def test_a_client_set_back_as_a_whole_is_refused_by_the_others(parties, tmp_path):
     """A machine restored from an image remembers nothing of what it forgot; those it spoke to do."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
-    server.ask(0, 0, 0)
+    server = opened(parties, rounds=1)
     shutil.copytree(parties[1].folder, tmp_path / "image")
     server.ask(0, 0, 1)
     server.open(1, range(CLIENTS))
@@ -387,10 +371,7 @@ def test_nobody_was_set_back_where_a_run_costs_nothing(parties):
 
 def test_a_lost_journal_means_a_new_epoch(parties):
     """Without it a client cannot tell what it answered: the same noise must not be asked for again."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
-    server.ask(0, 0, 0)
-    server.ask(0, 0, 1)
+    server = opened(parties, rounds=2)
     (parties[1].run_folder("run") / "journal").unlink()
     for node in (server.nodes[0], Node(parties[1])):
         server.nodes[0] = node
@@ -422,8 +403,7 @@ def test_what_another_run_left_behind_is_as_good_as_lost(parties, name):
 
 def test_keys_of_another_client_are_nobodys_keys(parties):
     """Whose folder was copied over another's would add noise that a third one has taken away already."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
+    server = opened(parties)
     shutil.copy(parties[2].run_folder("run") / "session", parties[1].run_folder("run") / "session")
     server.nodes[0] = Node(parties[1])
     refusal(Reason.RUN, server.ask, 0, 0, 0)
@@ -465,8 +445,7 @@ def test_a_client_that_runs_while_its_terms_change_does_not_use_the_old_ones(tmp
     Also one that was asked something before its first hello.
     """
     parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=1e6)
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
+    server = opened(parties)
     if restarted:
         server = Server(parties)
     server.ask(0, 0, 0)
@@ -496,8 +475,7 @@ def test_a_result_of_a_run_nobody_joined_is_not_written_down(parties):
 )
 def test_a_block_longer_than_declared_is_not_read(parties, header, monkeypatch):
     """The declared size is known from the client's own configuration: nothing is allocated for more."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
+    server = opened(parties)
     block = wire.dumps(header, {"params": torch.zeros(100_000)})
     monkeypatch.setattr(torch, "frombuffer", lambda *_, **__: pytest.fail("it was read"))
     refusal(Reason.BLOCK, server.nodes[0].answer, block)
@@ -515,9 +493,7 @@ def flip(path):
 
 def test_a_broken_journal_is_a_lost_one(parties, capfd):
     """A number of the answer changed on the disk: it is not sent, nor is the round drawn again."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
-    server.ask(0, 0, 0)
+    server = opened(parties, rounds=1)
     flip(parties[1].run_folder("run") / "journal")
     server.nodes[0] = Node(parties[1])
     refusal(Reason.LOST, server.ask, 0, 0, 0)
@@ -529,9 +505,7 @@ def test_a_broken_journal_is_a_lost_one(parties, capfd):
 
 def test_broken_pair_keys_cost_an_epoch(parties):
     """Noise drawn from other keys than its partner's would cancel nowhere, and be known to nobody."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
-    server.ask(0, 0, 0)
+    server = opened(parties, rounds=1)
     flip(parties[1].run_folder("run") / "session")
     server.nodes[0] = Node(parties[1])
     refusal(Reason.RUN, server.ask, 0, 0, 1)
@@ -542,8 +516,7 @@ def test_broken_pair_keys_cost_an_epoch(parties):
 
 @pytest.mark.parametrize("error", [ValueError, UserError, MemoryError, SystemExit, wire.WireError])
 def test_what_goes_wrong_inside_stays_inside(parties, monkeypatch, error):
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
+    server = opened(parties)
 
     def fails(self, *_):
         raise error("patient 4711 has a loss of 3.5")
@@ -555,8 +528,7 @@ def test_what_goes_wrong_inside_stays_inside(parties, monkeypatch, error):
 
 def test_a_log_that_cannot_be_written_changes_no_answer_and_no_reason(parties, capfd):
     """On a full disk nobody learns more, or less, than otherwise; what the log would say is said aloud."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
+    server = opened(parties)
     parties[1].log.mkdir(parents=True)
     refusal(Reason.ROUND, server.ask, 0, 0, 99)
     assert "node.log cannot be written (Is a directory): " in capfd.readouterr().err
@@ -577,8 +549,7 @@ def test_notes_are_begun_anew(parties, monkeypatch):
 @pytest.mark.parametrize("full", ["ledger-head", "journal"])
 def test_a_client_whose_disk_is_full_says_so_and_goes_on_in_the_next_epoch(parties, monkeypatch, full):
     """What was paid for and not written down does not leave, nor does it later under the same keys."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
+    server = opened(parties)
     honest = files.write_atomically
 
     def write(path, *parts, **options):
@@ -714,8 +685,7 @@ def test_a_witness_remembers(tmp_path):
 )
 def test_a_result_that_is_no_model_of_the_run_is_not_kept(parties, tensors):
     """An owner finds in the folder what can be loaded, whatever the server sends at the end."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
+    server = opened(parties)
     block = wire.dumps(kinds.Finished(run="run"), tensors)
     refusal(Reason.BROADCAST, server.nodes[0].answer, block)
     assert not (parties[1].run_folder("run") / "result").exists()

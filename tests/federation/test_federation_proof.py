@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from malicious_server import entries
 
 from federation_harness import (
     Direct,
     asks,
     check_against_simulation,
     coordinator,
-    make,
     result_of,
-    share_seeds,
+    seeded,
     simulation,
-    small_config,
 )
 from trilemma.base.errors import UserError
-from trilemma.federation.client import spending
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.server.replay import replay
-from trilemma.privacy.ledger.ledger import Ledger
 from trilemma.simulate import engine
 
 CLIENTS, ROUNDS = 4, 3
@@ -69,21 +66,16 @@ ALGORITHMS = {
 }
 
 
+def federation(tmp_path, *options, rounds=ROUNDS):
+    return seeded(tmp_path / "federation", CLIENTS, *options, "data.holders=all", rounds=rounds)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("lp-proj")) for name in ALGORITHMS]
 )
 def test_nodes_equal_the_stacked_simulation(tmp_path, name):
     """One node per client, through blocks and disks, without a network."""
-    config = small_config(CLIENTS, *ALGORITHMS[name], "data.holders=all", rounds=ROUNDS)
-    noisy = any("sigma" in option for option in ALGORITHMS[name])
-    parties = make(
-        tmp_path / "federation",
-        CLIENTS,
-        config,
-        transcript=True,
-        budget=1e9 if noisy else None,
-    )
-    share_seeds(parties, config)
+    parties, config = federation(tmp_path, *ALGORITHMS[name])
     coordinator(parties, Direct(parties))[0].go()
     check_against_simulation(parties, config, "run")
     replayed = replay(parties[0], "run")
@@ -104,11 +96,7 @@ COMPRESSED = {
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_compressed_messages_travel_encoded_and_are_as_long_as_counted(tmp_path, name, rule):
     """Bytes sent, bytes on the server's record, bytes of the simulation: one number; and the same model."""
-    config = small_config(
-        CLIENTS, *COMPRESSED[name], f"aggregation.rule={rule}", "data.holders=all", rounds=ROUNDS
-    )
-    parties = make(tmp_path / "federation", CLIENTS, config, transcript=True)
-    share_seeds(parties, config)
+    parties, config = federation(tmp_path, *COMPRESSED[name], f"aggregation.rule={rule}")
     sent = [0] * ROUNDS
 
     def count(client, asked, answer):
@@ -135,9 +123,7 @@ def test_compressed_messages_travel_encoded_and_are_as_long_as_counted(tmp_path,
 
 def test_a_server_that_is_started_again_understands_multiples_of_earlier_gradients(tmp_path):
     """LBGM's full gradients are in the commit: a second server reads what refers to them."""
-    config = small_config(CLIENTS, *COMPRESSED["lbgm"], "data.holders=all", rounds=ROUNDS)
-    parties = make(tmp_path / "federation", CLIENTS, config, transcript=True)
-    share_seeds(parties, config)
+    parties, config = federation(tmp_path, *COMPRESSED["lbgm"])
 
     def dies(client, asked, answer):
         if asks(asked, 1):
@@ -152,8 +138,7 @@ def test_a_server_that_is_started_again_understands_multiples_of_earlier_gradien
 
 def test_a_client_silent_in_the_second_exchange_is_absent(tmp_path):
     """It gave its table and then nothing: the round goes on, its state is as before, others' are used."""
-    config = small_config(CLIENTS, *COMPRESSED["sketch"], "data.holders=all", rounds=ROUNDS)
-    parties = make(tmp_path / "federation", CLIENTS, config, transcript=True)
+    parties, _ = federation(tmp_path, *COMPRESSED["sketch"])
     runner, _ = coordinator(
         parties,
         Direct(
@@ -170,8 +155,7 @@ def test_a_client_silent_in_the_second_exchange_is_absent(tmp_path):
 
 
 def test_a_client_answers_one_second_question_of_its_last_round(tmp_path):
-    config = small_config(CLIENTS, *COMPRESSED["sketch"], "data.holders=all", rounds=ROUNDS)
-    parties = make(tmp_path / "federation", CLIENTS, config)
+    parties, _ = federation(tmp_path, *COMPRESSED["sketch"])
     inquiries: list[bytes] = []
 
     def keep(client, asked, answer):
@@ -203,9 +187,7 @@ def test_a_client_answers_one_second_question_of_its_last_round(tmp_path):
 def test_sampled_clients_and_returned_models_equal_the_simulation(tmp_path, options):
     """The server asks the clients the simulation hears, and returns the model the simulation returns."""
     rounds = 8
-    config = small_config(CLIENTS, *ALGORITHMS["cafcor-secldp"], "data.holders=all", *options, rounds=rounds)
-    parties = make(tmp_path / "federation", CLIENTS, config, budget=1e9)
-    share_seeds(parties, config)
+    parties, config = federation(tmp_path, *ALGORITHMS["cafcor-secldp"], *options, rounds=rounds)
     transport = Direct(parties)
     runner, _ = coordinator(parties, transport)
     runner.go()
@@ -220,7 +202,8 @@ def test_sampled_clients_and_returned_models_equal_the_simulation(tmp_path, opti
     assert [set(record["weights"]) for record in runner.log.records()] == [set(map(str, t)) for t in turns]
     assert not any(record["absent"] for record in runner.log.records())
     for party in parties[1:]:
-        with Ledger(party.state / "ledger", spending.read_budget(party)) as ledger:
-            paid = [entry.round for entry in ledger.entries]
-            assert paid == [round_ for round_, turn in enumerate(turns) if party.client in turn]
-            assert not ledger.entries[-1].mechanism.sampling.amplifies, "who is asked is no secret"
+        paid = entries(party)
+        assert [entry.round for entry in paid] == [
+            round_ for round_, turn in enumerate(turns) if party.client in turn
+        ]
+        assert not paid[-1].mechanism.sampling.amplifies, "who is asked is no secret"

@@ -79,6 +79,17 @@ def test_nothing_happens(name):
     assert world.carrier.sent == 4 + shape.rounds
 
 
+@pytest.mark.parametrize("how", ["before", "after"])
+@pytest.mark.parametrize("name", [0, 1])
+def test_a_server_killed_at_any_exchange_continues(name, how):
+    """Hello, keys, confirm, rounds, result: it goes on, and each round was released and paid for once."""
+    shape = SHAPES[name]
+    everything = [*itertools.product(range(shape.clients), range(shape.rounds))]
+    for nth in range(1, happens([], name).carrier.sent + 1):
+        world = happens([Killed(nth, how)], name)
+        assert sorted((client, round_) for client, _, round_ in world.releases.messages) == everything, nth
+
+
 @pytest.mark.parametrize("how", ["changed", "cut", "gone"])
 @pytest.mark.parametrize("nth", [6, 7])
 def test_a_commit_whose_memory_is_broken_is_stepped_over(how, nth):

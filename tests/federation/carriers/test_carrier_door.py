@@ -30,11 +30,6 @@ SETTINGS, PING, HEADERS, RESET = 4, 6, 1, 3
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-@pytest.fixture
-def keys(tmp_path):
-    return Keys(tmp_path / "keys", clients=3)
-
-
 def frame(kind: int, stream: int, payload: bytes = b"", flags: int = 0) -> bytes:
     """A frame of HTTP/2."""
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload

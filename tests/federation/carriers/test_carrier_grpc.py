@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-from carrier_harness import Keys, ask, client, collect, open_server, there, until
+from carrier_harness import ask, client, collect, open_server, there, until
 
 from trilemma.federation.carriers.grpc.frames import PIECE_BYTES
 from trilemma.federation.carriers.grpc.outbox import Outbox
@@ -14,11 +14,6 @@ from trilemma.federation.protocol.reasons import Reason, Refused
 from trilemma.federation.protocol.transport import FIRST_NODE
 
 LENGTHS = (0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 17)
-
-
-@pytest.fixture
-def keys(tmp_path):
-    return Keys(tmp_path / "keys", clients=3)
 
 
 def echo(block):

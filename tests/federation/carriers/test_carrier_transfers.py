@@ -9,7 +9,7 @@ import threading
 
 import grpc
 import pytest
-from carrier_harness import Keys, ask, by_hand, client, collect, open_server, question, there
+from carrier_harness import ask, by_hand, client, collect, open_server, question, there
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,11 +22,6 @@ from trilemma.federation.protocol.reasons import Reason, Refused
 from trilemma.federation.protocol.transport import FIRST_NODE
 
 LONG = transfers.IN_MEMORY + PIECE_BYTES + 17
-
-
-@pytest.fixture
-def keys(tmp_path):
-    return Keys(tmp_path / "keys", clients=2)
 
 
 @given(st.data())

@@ -11,13 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from deployed_harness import FAST, sleeper, wait_for
-from typer.testing import CliRunner
 
-from federation_harness import make, small_config
+from federation_harness import command, make, small_config
 from free_ports import free_ports
 from trilemma import config as configurations
 from trilemma.base.errors import UserError
-from trilemma.cli.federation import federation_app
 from trilemma.federation.operations import deployment
 from trilemma.federation.party.layout import METRICS, parties
 from trilemma.federation.processes import groups as processes
@@ -26,14 +24,6 @@ from trilemma.federation.server.commits import CommitLog
 from trilemma.federation.server.under_way import run_under_way
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
-
-
-def command(*arguments: object) -> str:
-    outcome = CliRunner().invoke(federation_app, [str(one) for one in arguments])
-    if isinstance(outcome.exception, UserError):
-        raise outcome.exception
-    assert outcome.exit_code == 0, f"{outcome.output}\n{outcome.exception!r}"
-    return outcome.output
 
 
 def asked(port: int) -> str:

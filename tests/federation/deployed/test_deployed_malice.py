@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from deployed_harness import real
+from malicious_server import entries
 
 from federation_harness import PRIVATE, small_config
-from trilemma.federation.client.account import read_budget
 from trilemma.federation.processes import groups as processes
-from trilemma.privacy.ledger.ledger import Ledger
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.nightly]
 
@@ -57,8 +56,7 @@ def test_whatever_a_server_says_real_nodes_pay_once_for_what_they_tell(tmp_path)
             assert all(one.startswith("answer ") for one in said[name]), said[name]
         assert said["first"] == said["again"], "the same question has the same bytes for an answer"
         for party in federation.parties[1:]:
-            with Ledger(party.ledger, read_budget(party)) as ledger:
-                assert [entry.round for entry in ledger.entries] == [0, 1, 2, 3]
+            assert [entry.round for entry in entries(party)] == [0, 1, 2, 3]
         assert [federation.process(party) for party in federation.parties[1:]] == before
         assert all(map(processes.leads, before))
         federation.restart(federation.server)

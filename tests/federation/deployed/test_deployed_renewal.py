@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import pytest
 from deployed_harness import real, wait_for
-from typer.testing import CliRunner
 
-from federation_harness import PRIVATE, small_config
-from trilemma.cli.federation import federation_app
+from federation_harness import PRIVATE, command, small_config
 from trilemma.federation.operations import deployment
 from trilemma.federation.party.layout import parties
 from trilemma.federation.processes.door import ask
@@ -19,12 +17,6 @@ from trilemma.privacy.ledger.lines import read_entries
 pytestmark = [pytest.mark.federation, pytest.mark.slow, pytest.mark.nightly]
 
 CLIENTS = 4
-
-
-def command(*arguments: object) -> str:
-    outcome = CliRunner().invoke(federation_app, [str(one) for one in arguments])
-    assert outcome.exit_code == 0, f"{outcome.output}\n{outcome.exception!r}"
-    return outcome.output
 
 
 def test_a_client_comes_one_gets_new_keys_and_one_goes(tmp_path):

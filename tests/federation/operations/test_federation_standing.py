@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from federation_harness import PRIVATE, Direct, coordinator, make, small_config
+from federation_harness import PRIVATE, Direct, command, coordinator, make, small_config
 from trilemma.base.errors import UserError
 from trilemma.base.records import Record
 from trilemma.cli import app
@@ -48,9 +48,7 @@ def finished(tmp_path_factory):
 
 
 def look(folder, *options: str):
-    outcome = CliRunner().invoke(federation_app, ["status", str(folder), *options])
-    assert outcome.exit_code == 0, outcome.output
-    return outcome.output
+    return command("status", folder, *options)
 
 
 def test_the_server_knows_who_was_heard_and_a_client_what_it_spent(finished):
@@ -157,15 +155,14 @@ def test_a_party_without_its_public_facts_is_named_wherever_parties_are_looked_f
     ill = CliRunner().invoke(federation_app, ["doctor", str(folder)])
     assert "client-1: folder: there is no federation.toml in the folder" in ill.output
     for asked in (["status", lost], ["budget", folder, "client-1"], ["up", lost]):
-        refused = CliRunner().invoke(federation_app, [str(one) for one in asked])
-        assert isinstance(refused.exception, UserError)
-        assert str(refused.exception).startswith("client-1: there is no federation.toml")
-    assert "client-1: there is no" in CliRunner().invoke(federation_app, ["proposals", str(folder)]).output
+        with pytest.raises(UserError, match=r"^client-1: there is no federation\.toml"):
+            command(*asked)
+    assert "client-1: there is no" in command("proposals", folder)
     refused = CliRunner().invoke(app, ["export", str(lost), str(tmp_path / "model.pt")])
     assert str(refused.exception).startswith("client-1: there is no federation.toml"), "not a run's folder"
     (folder / "server" / "federation.toml").unlink()
-    refused = CliRunner().invoke(federation_app, ["replay", str(folder)])
-    assert str(refused.exception).startswith("server: there is no federation.toml")
+    with pytest.raises(UserError, match=r"^server: there is no federation\.toml"):
+        command("replay", folder)
     assert "server: there is no federation.toml" in " ".join(look(folder).split())
 
 
@@ -185,8 +182,8 @@ def test_a_ledger_that_was_longer_once_tells_nobody_that_less_is_spent(finished,
     assert [told["account"][one] for one in ("spent", "left", "accountant")] == [None] * 3
     assert re.search("was deleted or set\\s+back", look(client.folder))
     before = client.budget.read_bytes()
-    refused = CliRunner().invoke(federation_app, ["budget", str(client.folder), "--epsilon", "9"])
-    assert "was deleted or set back" in str(refused.exception)
+    with pytest.raises(UserError, match="was deleted or set back"):
+        command("budget", client.folder, "--epsilon", 9)
     assert client.budget.read_bytes() == before
 
 

@@ -19,7 +19,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import utils
 from typer.testing import CliRunner
 
-from federation_harness import Direct, coordinator, make, small_config
+from federation_harness import Direct, command, coordinator, make, small_config
 from trilemma.base.errors import ConfigError, UserError
 from trilemma.cli.federation import federation_app
 from trilemma.federation.client.node import Node
@@ -40,14 +40,6 @@ from trilemma.privacy.secrets import Identity
 YEAR = dt.timedelta(days=365)
 P256 = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """How many points the curve of the authority's key has."""
-
-
-def command(*arguments: object) -> str:
-    outcome = CliRunner().invoke(federation_app, [str(one) for one in arguments])
-    if isinstance(outcome.exception, UserError):
-        raise outcome.exception
-    assert outcome.exit_code == 0, f"{outcome.output}\n{outcome.exception!r}"
-    return outcome.output
 
 
 # --- crashes ----------------------------------------------------------------------------------------------

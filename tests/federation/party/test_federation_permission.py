@@ -8,12 +8,10 @@ import threading
 
 import pytest
 import torch
-from malicious_server import Server
-from typer.testing import CliRunner
+from malicious_server import opened, refusal
 
-from federation_harness import INSTANT, PRIVATE, Direct, coordinator, make, small_config
+from federation_harness import INSTANT, PRIVATE, Direct, command, coordinator, make, small_config
 from trilemma.base.errors import PrivacyError, UserError
-from trilemma.cli.federation import federation_app
 from trilemma.federation.client import joined
 from trilemma.federation.client.account import own_statement, read_budget
 from trilemma.federation.client.node import Node
@@ -50,14 +48,6 @@ def refused(parties, run="run", client=0):
     with pytest.raises(Refused) as caught:
         say_hello(parties, run, client)
     return caught.value.reason is Reason.ALLOWED
-
-
-def command(*arguments: object) -> str:
-    outcome = CliRunner().invoke(federation_app, [str(one) for one in arguments], env={"COLUMNS": "200"})
-    if isinstance(outcome.exception, UserError):
-        raise outcome.exception
-    assert outcome.exit_code == 0, outcome.output
-    return outcome.output
 
 
 def test_nothing_is_allowed_by_default_and_nothing_is_left_behind(parties):
@@ -126,19 +116,14 @@ def test_code_that_was_not_asked_about_does_not_run_in_an_epoch_joined_before(tm
     (tmp_path / "task.py").write_text(OWN.format(number=1.0))
     config, facts = small_config(2, tolerate=0), Federation("own", 2, examples=30, timing=INSTANT)
     parties = provisioning.init(tmp_path / "federation", facts, config, task=tmp_path / "task.py")
-    server = Server(parties)
-    server.open(0, (0, 1))
+    server = opened(parties)
     numbers = {"params": torch.zeros(10)}
     ask = wire.dumps(kinds.Ask(run="run", epoch=0, round=0, heard={}, unused=[]), numbers)
     (parties[1].folder / "task.py").write_text(OWN.format(number=2.0))
     node = Node(parties[1]) if restarted else server.nodes[0]
-    with pytest.raises(Refused) as caught:
-        node.answer(ask)
-    assert caught.value.reason is Reason.ALLOWED
+    refusal(Reason.ALLOWED, node.answer, ask)
     hello = wire.dumps(kinds.Hello(run="run", epoch=1, terms=parties[0].terms))
-    with pytest.raises(Refused) as caught:
-        node.answer(hello)
-    assert caught.value.reason is Reason.ALLOWED
+    refusal(Reason.ALLOWED, node.answer, hello)
     allow(parties[1], "run")
     node.answer(hello)
     assert float(node.task.data.dataset.x_train[0, 0]) == 2.0, "what runs is what was allowed"
@@ -150,9 +135,7 @@ def test_a_run_that_cannot_end_is_refused_unless_it_is_asked_for(tmp_path):
     parties = make(tmp_path / "federation", CLIENTS, config, budget=6.6, host="fl.example.org")
     said = command("allow", parties[1].folder, "run")
     assert "the budget reaches 2 of 3 rounds: of ε = 6.6, nothing is spent; it is refused unless" in said
-    with pytest.raises(Refused) as caught:
-        say_hello(parties)
-    assert caught.value.reason is Reason.REACH
+    refusal(Reason.REACH, say_hello, parties)
     assert "reaches 2 of 3 rounds" in parties[1].log.read_text()
     assert not parties[1].ledger.exists()
     assert "refused unless" not in command("allow", parties[1].folder, "run", "--partly")
@@ -257,9 +240,7 @@ def test_a_server_does_not_fill_the_disk_with_runs_that_are_allowed_in_advance(p
             (runs / "run-0" / "journal").touch()
     kept = {path.name for path in runs.iterdir()}
     assert kept == {"run-0", *(f"run-{number}" for number in range(5, KEPT + 5))}
-    with pytest.raises(Refused) as caught:
-        node.answer(wire.dumps(kinds.Hello(run="run-1", epoch=0, terms=parties[0].terms)))
-    assert caught.value.reason is Reason.KEYS, "an epoch that was joined is not joined again"
+    refusal(Reason.KEYS, node.answer, wire.dumps(kinds.Hello(run="run-1", epoch=0, terms=parties[0].terms)))
     node.answer(wire.dumps(kinds.Hello(run="run-1", epoch=1, terms=parties[0].terms)))
 
 
@@ -278,9 +259,7 @@ def test_a_server_does_not_fill_the_disk_with_epochs(parties):
     joins(0, "other")
     shutil.rmtree(parties[1].state / "runs")
     for epoch in (5, 10, 39):
-        with pytest.raises(Refused) as caught:
-            joins(epoch)
-        assert caught.value.reason is Reason.KEYS
+        refusal(Reason.KEYS, joins, epoch)
     joins(40)
 
 
@@ -313,9 +292,7 @@ def test_names_of_runs_that_nobody_joined_take_no_memory(parties):
 
 def test_an_unreadable_permission_allows_nothing(parties):
     parties[1].allowed.write_text("runs = 7\n[")
-    with pytest.raises(Refused) as caught:
-        say_hello(parties)
-    assert caught.value.reason is Reason.FAILED
+    refusal(Reason.FAILED, say_hello, parties)
     with pytest.raises(UserError, match="does not say what is allowed"):
         command("allow", parties[1].folder, "run")
     with pytest.raises(UserError, match="decided by its owner"):

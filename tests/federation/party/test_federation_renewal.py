@@ -5,20 +5,17 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
+from federation_harness import PRIVATE, Direct, command, coordinator, during, make, small_config
 from trilemma.base.errors import UserError
 from trilemma.base.records import Record
 from trilemma.cli.export import export_command
-from trilemma.cli.federation import federation_app
 from trilemma.federation.client.account import check_remembered, read_budget
 from trilemma.federation.client.node import Node
 from trilemma.federation.identity import certificates
@@ -45,14 +42,6 @@ def pilot(tmp_path):
     return make(tmp_path / "pilot", CLIENTS, config, budget=1e6)[0].folder.parent
 
 
-def command(*arguments: object) -> str:
-    outcome = CliRunner().invoke(federation_app, [str(one) for one in arguments])
-    if isinstance(outcome.exception, UserError):
-        raise outcome.exception  # the command line prints it and exits with 2
-    assert outcome.exit_code == 0, f"{outcome.output}\n{outcome.exception!r}"
-    return outcome.output
-
-
 def contents(folder: Path) -> dict[Path, bytes]:
     return {
         path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"
@@ -70,20 +59,6 @@ def refused(folder: Path, complaint: str, *arguments: object) -> None:
 
 
 # --- in a run ---------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Meanwhile:
-    """What happens while rounds are asked for: by round, once each."""
-
-    acts: dict
-
-    def __call__(self, _client, asked, answer):
-        for round_, act in list(self.acts.items()):
-            if asks(asked, round_):
-                del self.acts[round_]
-                act()
-        return answer
 
 
 class Growing(Direct):
@@ -111,7 +86,7 @@ def test_add_rotate_and_remove_while_a_run_goes_on(pilot):
     }
     old = Identity.load(parties(pilot)[2].identity)
     everyone = parties(pilot)
-    runner, events = coordinator(everyone, Growing(pilot, Meanwhile(acts)))
+    runner, events = coordinator(everyone, Growing(pilot, during(acts)))
     assert runner.go().rounds == 4
     assert [line for line in events if line.startswith("roster ")] == [
         "roster 2: clients 0 to 4",

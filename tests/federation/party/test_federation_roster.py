@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
+from federation_harness import PRIVATE, Direct, coordinator, during, make, small_config
 from trilemma.base import files
 from trilemma.federation.client.node import Node
 from trilemma.federation.identity import certificates
@@ -257,19 +257,6 @@ def test_a_known_client_has_one_successor_for_good(parties):
 # --- a run goes on ----------------------------------------------------------------------------------------
 
 
-def during(round_, act):
-    """A meddler that lets something happen, once, while `round_` is asked for."""
-    done = []
-
-    def tamper(_client, asked, answer):
-        if not done and asks(asked, round_):
-            done.append(True)
-            act()
-        return answer
-
-    return tamper
-
-
 def test_a_removed_client_is_out_at_the_next_epoch(parties):
     """Round 1 ends under the old roster; then the others share secrets anew, without client 4."""
     server = parties[0]
@@ -277,7 +264,7 @@ def test_a_removed_client_is_out_at_the_next_epoch(parties):
     def remove():
         adopt(server, signed_anew(parties, without(server.signed_roster, 4)).text)
 
-    transport = Direct(parties, during(1, remove))
+    transport = Direct(parties, during({1: remove}))
     runner, said = coordinator(parties, transport)
     assert runner.go().rounds == 4
     assert "roster 2: clients 0 to 3" in said
@@ -295,7 +282,7 @@ def test_a_removed_client_is_out_at_the_next_epoch(parties):
 
 def test_who_was_away_when_the_epoch_was_called_is_called_when_it_comes(parties):
     transport = Direct(parties, gone={4})
-    transport.tamper = during(1, transport.gone.clear)
+    transport.tamper = during({1: transport.gone.clear})
     runner, _ = coordinator(parties, transport)
     assert runner.go().rounds == 4
     records = runner.log.records()
@@ -339,7 +326,7 @@ def test_a_server_that_was_away_while_the_roster_changed_opens_another_epoch(par
     def crash():
         raise Crash
 
-    runner, _ = coordinator(parties, Direct(parties, during(2, crash)))
+    runner, _ = coordinator(parties, Direct(parties, during({2: crash})))
     with pytest.raises(Crash):
         runner.go()
     adopt(server, signed_anew(parties, without(server.signed_roster, 0)).text)

@@ -14,12 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 import trilemma
-from federation_harness import INSTANT, Direct, coordinator, small_config
+from federation_harness import INSTANT, Direct, command, coordinator, small_config
 from trilemma import config as configurations
 from trilemma.base.errors import ConfigError, UserError
 from trilemma.base.keys import Key
 from trilemma.cli import app
-from trilemma.cli.federation import federation_app
 from trilemma.federation.client import spending
 from trilemma.federation.operations import pilot
 from trilemma.federation.party import provisioning
@@ -114,9 +113,8 @@ def test_a_replay_under_another_configuration_accuses_nobody(finished, tmp_path)
     shutil.copytree(finished, tmp_path / "federation")
     config = tmp_path / "federation" / "server" / "config.toml"
     config.write_text(config.read_text().replace('"cwmed"', '"mean"'))
-    asked = ["replay", str(tmp_path / "federation"), "--run", "run"]
-    refused = CliRunner().invoke(federation_app, asked).exception
-    assert "are not those with which run 'run' began" in str(refused)
+    with pytest.raises(UserError, match="are not those with which run 'run' began"):
+        command("replay", tmp_path / "federation", "--run", "run")
 
 
 @pytest.mark.parametrize("party", ["server", "client-1"])
@@ -327,17 +325,13 @@ def test_the_command_line_makes_a_federation(tmp_path):
     private = ["algorithm.name=cafcor", "privacy.threat=secldp", "privacy.clip=1.0", "privacy.epsilon=30.0"]
     config.write_text(configurations.parse({}, [*private, "run.rounds=7"]).toml())
     folder = tmp_path / "federation"
-    outcome = CliRunner().invoke(
-        federation_app, ["init", str(folder), "--clients", "3", "--config", str(config), "--port", "9333"]
-    )
-    assert outcome.exit_code == 0, outcome.output
+    said = command("init", folder, "--clients", 3, "--config", config, "--port", 9333)
     assert [party.name for party in parties(folder)] == ["server", "client-0", "client-1", "client-2"]
     budget = spending.read_budget(parties(folder)[1])
     assert budget.epsilon == 30.0, "what was asked for, with room for repeated rounds"
-    assert "client-2" in outcome.output
-    status = CliRunner().invoke(federation_app, ["status", str(folder)])
-    assert status.exit_code == 0
-    assert CliRunner().invoke(federation_app, ["down", str(folder)]).output == "0 processes stopped\n"
+    assert "client-2" in said
+    command("status", folder)
+    assert command("down", folder) == "0 processes stopped\n"
 
 
 @pytest.mark.parametrize(
@@ -360,9 +354,8 @@ def test_the_command_line_makes_a_federation(tmp_path):
 )
 def test_a_command_that_is_refused_leaves_nothing_behind(tmp_path, options, complaint):
     folder = tmp_path / "federation"
-    outcome = CliRunner().invoke(federation_app, ["init", str(folder), "--clients", "3", *options])
-    assert isinstance(outcome.exception, UserError)
-    assert complaint in str(outcome.exception)
+    with pytest.raises(UserError, match=re.escape(complaint)):
+        command("init", folder, "--clients", 3, *options)
     assert not folder.exists()
 
 
@@ -370,11 +363,9 @@ def test_a_command_that_is_refused_leaves_nothing_behind(tmp_path, options, comp
 def test_more_clients_than_a_task_says_it_has_data_for_are_refused(tmp_path, options):
     task, folder = tmp_path / "task.py", tmp_path / "federation"
     task.write_text("clients = 2\n" + TASK.format(rows=40))
-    arguments = ["init", str(folder), "--clients", "3", "--task", str(task), *options]
-    outcome = CliRunner().invoke(federation_app, arguments)
-    assert str(outcome.exception) == (
-        "3 clients: task.py says clients = 2; leave --clients out, or change the file"
-    )
+    told = "^3 clients: task.py says clients = 2; leave --clients out, or change the file$"
+    with pytest.raises(UserError, match=told):
+        command("init", folder, "--clients", 3, "--task", task, *options)
     assert not folder.exists()
 
 
@@ -384,10 +375,8 @@ def test_clients_of_a_pilot_that_find_no_data_are_named(tmp_path, host):
     task, folder = tmp_path / "task.py", tmp_path / "federation"
     none = "    if client == 2: raise LookupError('no table for client 2')\n    rng"
     task.write_text(TASK.format(rows=40).replace("    rng", none, 1))
-    arguments = ["init", str(folder), "--clients", "3", "--task", str(task), "--examples", "30"]
-    outcome = CliRunner().invoke(federation_app, [*arguments, "--host", host])
-    assert outcome.exit_code == 0, outcome.output
-    said = " ".join(outcome.output.split())
+    asked = ("--clients", 3, "--task", task, "--examples", 30, "--host", host)
+    said = " ".join(command("init", folder, *asked).split())
     assert ("client-2 has no data, and takes no part before it has: task.py" in said) == (host == "127.0.0.1")
     assert "client-1 has no data" not in said
 

@@ -9,15 +9,7 @@ import sys
 import pytest
 import torch
 
-from federation_harness import (
-    PRIVATE,
-    Direct,
-    check_against_simulation,
-    coordinator,
-    make,
-    share_seeds,
-    small_config,
-)
+from federation_harness import PRIVATE, Direct, check_against_simulation, coordinator, seeded
 from trilemma.aggregation import parse
 from trilemma.federation.client import node
 from trilemma.federation.party.public_facts import Timing
@@ -29,19 +21,11 @@ WIDE = ("model.name=mlp", "model.hidden=[64]", "data.holders=all")
 PATIENT = Timing(round_limit=5.0, join_limit=1.0, poll=0.05)
 
 
-def federation(folder, *options, rounds=1, tolerate=1, **facts):
-    config = small_config(CLIENTS, *WIDE, *options, rounds=rounds, tolerate=tolerate)
-    private = any("sigma" in option for option in options)
-    parties = make(folder, CLIENTS, config, timing=PATIENT, budget=1e9 if private else None, **facts)
-    share_seeds(parties, config)
-    return config, parties
-
-
 @pytest.mark.parametrize("options", [(), PRIVATE], ids=["plain", "private"])
 def test_a_run_with_messages_in_files_equals_the_simulation(tmp_path, monkeypatch, options):
     monkeypatch.setattr(node, "SHORT", 4096)
     monkeypatch.setattr(shelf, "IN_MEMORY", 0)
-    config, parties = federation(tmp_path / "federation", *options, rounds=3, transcript=True)
+    parties, config = seeded(tmp_path / "federation", CLIENTS, *WIDE, *options, rounds=3, timing=PATIENT)
     seen = []
     transport = Direct(parties, tamper=lambda _client, _asked, answer: seen.append(type(answer)) or answer)
     coordinator(parties, transport)[0].go()
@@ -50,7 +34,7 @@ def test_a_run_with_messages_in_files_equals_the_simulation(tmp_path, monkeypatc
 
 
 def test_a_client_lets_no_question_in_that_is_longer_than_its_configurations(tmp_path):
-    _, parties = federation(tmp_path / "federation")
+    parties, _ = seeded(tmp_path / "federation", CLIENTS, *WIDE, rounds=1)
     client = Direct(parties).clients[0]
     client.check_length(5 * 4096)
     with pytest.raises(Refused, match="block"):

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from federation_harness import Direct, asks, coordinator, make, result_of, share_seeds, small_config
+from federation_harness import Direct, asks, coordinator, result_of, seeded
 from trilemma.base.errors import UserError
 from trilemma.federation.operations import checks
 from trilemma.federation.protocol import memory as memory_files
@@ -33,11 +33,7 @@ REMEMBERED = {"cafcor": {"momentum"}, "byz-clip21": {"m"}, "byz-clip21+": {"v", 
 
 
 def federation(folder, *options, rounds=2, tolerate=1):
-    config = small_config(CLIENTS, *options, rounds=rounds, tolerate=tolerate)
-    budget = 1e9 if any("sigma" in option for option in options) else None
-    parties = make(folder, CLIENTS, config, budget=budget)
-    share_seeds(parties, config)
-    return parties
+    return seeded(folder, CLIENTS, *options, rounds=rounds, tolerate=tolerate)[0]
 
 
 @pytest.fixture

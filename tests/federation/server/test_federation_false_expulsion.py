@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from malicious_server import Server, entries, refusal
+from malicious_server import Server, entries, opened, refusal
 
 from federation_harness import PRIVATE, make, small_config
 from trilemma.base.errors import UserError
@@ -107,8 +107,7 @@ def test_new_keys_bring_nobody_back(parties):
 
 def test_an_epoch_has_one_list(parties):
     """Repeated with another list, in the same epoch or in one that is over, a call is refused."""
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
+    server = opened(parties)
     refusal(Reason.EXPULSIONS, server.hello, 0, [0], expelled(5))
     server.open(1, range(5), expelled(5))
     refusal(Reason.EPOCH, server.hello, 0, [0], expelled(5))
@@ -133,8 +132,7 @@ def test_a_run_without_evidence_expels_nobody(tmp_path):
 
 
 def test_who_is_told_takes_no_further_part_and_nobody_is_told_about_others(parties):
-    server = Server(parties)
-    server.open(0, range(CLIENTS))
+    server = opened(parties)
     (verdict,) = expelled(5)
     told = wire.dumps(kinds.Expelled(run="run", expulsion=verdict))
     refusal(Reason.EXPULSIONS, server.nodes[0].answer, told)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from malicious_server import refusal
 
-from federation_harness import Direct, coordinator, make, share_seeds, simulation, small_config
+from federation_harness import Direct, coordinator, make, seeded, simulation, small_config
 from trilemma.base.errors import UserError
 from trilemma.federation.client.node import Node
 from trilemma.federation.client.spending import change_budget, planned_epsilon
@@ -15,7 +16,7 @@ from trilemma.federation.party.public_facts import Federation
 from trilemma.federation.party.task import load_task
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol.epochs import EpochsStopped
-from trilemma.federation.protocol.reasons import Reason, Refused
+from trilemma.federation.protocol.reasons import Reason
 from trilemma.federation.server.commits import CommitLog
 from trilemma.privacy.accounting.accountants import accountants
 from trilemma.privacy.ledger.lines import read_entries
@@ -38,11 +39,7 @@ KINDS = {"plain": (), "user": USER, "example": EXAMPLE}
 
 
 def federation(tmp_path, kind="user", rounds=ROUNDS):
-    config = small_config(CLIENTS, *KINDS[kind], *ASKED, rounds=rounds)
-    budget = None if kind == "plain" else 1e9
-    parties = make(tmp_path / "federation", CLIENTS, config, budget=budget, transcript=True)
-    share_seeds(parties, config)
-    return parties, config
+    return seeded(tmp_path / "federation", CLIENTS, *KINDS[kind], *ASKED, rounds=rounds)
 
 
 def scores(runner):
@@ -107,12 +104,6 @@ def question(parties, runner, round_=1, **changes):
     return wire.dumps(header, {"params": commit.broadcast["params"]})
 
 
-def refusal(node, block):
-    with pytest.raises(Refused) as caught:
-        node.answer(block)
-    return caught.value.reason
-
-
 def test_an_evaluation_is_told_once(tmp_path):
     """The same question gets the same bytes, at no cost; another one in its place gets nothing."""
     asked = {}
@@ -132,13 +123,13 @@ def test_an_evaluation_is_told_once(tmp_path):
     assert len(read_entries(parties[1].ledger)) == length
     header, tensors = wire.loads(block, kinds.Evaluate)
     other = wire.dumps(header, {"params": tensors["params"] + 1})
-    assert refusal(node, other) is Reason.REPEATED
-    assert refusal(node, asked[1][0][0]) is Reason.ROUND, "it is over"
+    refusal(Reason.REPEATED, node.answer, other)
+    refusal(Reason.ROUND, node.answer, asked[1][0][0])  # it is over
     for round_ in (2, 77):
-        assert refusal(node, question(parties, runner, round_)) is Reason.ROUND, "not its turn"
+        refusal(Reason.ROUND, node.answer, question(parties, runner, round_))  # not its turn
     (parties[1].run_folder("run") / "score").unlink()
-    assert refusal(node, other) is Reason.LOST, "paid for, and its answer is gone"
-    assert refusal(node, block) is Reason.LOST
+    refusal(Reason.LOST, node.answer, other)  # paid for, and its answer is gone
+    refusal(Reason.LOST, node.answer, block)
     assert len(read_entries(parties[1].ledger)) == length
 
 
@@ -163,14 +154,14 @@ def test_what_is_no_model_is_not_evaluated(tmp_path):
         {"other": params},
         {},
     ):
-        assert refusal(node, wire.dumps(header, wrong)) is Reason.BROADCAST
+        refusal(Reason.BROADCAST, node.answer, wire.dumps(header, wrong))
 
 
 def test_a_configuration_without_evaluations_answers_none(tmp_path):
     parties = make(tmp_path / "federation", 3, small_config(3, "algorithm.name=dsgd"))
     runner, _ = coordinator(parties, Direct(parties))
     runner.go()
-    assert refusal(Node(parties[1]), question(parties, runner)) is Reason.BLOCK
+    refusal(Reason.BLOCK, Node(parties[1]).answer, question(parties, runner))
 
 
 LIES = {
@@ -190,9 +181,8 @@ def test_a_liar_does_not_move_the_score_beyond_the_honest(tmp_path):
         header, _ = wire.loads(answer, kinds.Scored)
         return wire.dumps(header, {"share": LIES[header.round]})
 
-    config = small_config(CLIENTS, ASKED[0], "evaluation.every=1", ASKED[2], rounds=len(LIES))
-    parties = make(tmp_path / "federation", CLIENTS, config)
-    share_seeds(parties, config)
+    asked = (ASKED[0], "evaluation.every=1", ASKED[2])
+    parties, _ = seeded(tmp_path / "federation", CLIENTS, *asked, rounds=len(LIES))
     truthful, _ = coordinator(parties, Direct(parties), "honest")
     truthful.go()
     runner, said = coordinator(parties, Direct(parties, lies))
@@ -289,5 +279,5 @@ def test_where_messages_are_refused_for_want_of_a_guarantee_so_are_scores(tmp_pa
     runner.go()
     assert [[who for who, _ in record["rejected"]] for record in runner.log.records()] == [[0]] * 2
     assert any("no score: budget" in line for line in said)
-    assert refusal(Node(parties[1]), question(parties, runner)) is Reason.BUDGET
+    refusal(Reason.BUDGET, Node(parties[1]).answer, question(parties, runner))
     assert not (parties[1].run_folder("run") / "score").exists()

@@ -13,16 +13,24 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trilemma.base.errors import UserError
 from trilemma.base.typed import complaint
-from trilemma.federation.identity.canonical import canonical
 
 Ecdsa = Annotated[str, Field(pattern="^([0-9a-f]{2}){8,110}$")]
 """An ECDSA signature (DER), as hexadecimal digits."""
+
+
+def canonical(plain: Any) -> bytes:
+    """Return the one text that stands for a JSON value, however somebody wrote it down.
+
+    >>> canonical({"b": [1, 2], "a": None})
+    b'{"a":null,"b":[1,2]}'
+    """
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
 class Strict(BaseModel):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trilemma.base.errors import UserError
-from trilemma.federation.identity.canonical import canonical
+from trilemma.federation.identity.signed_files import canonical
 from trilemma.federation.party.plain_files import ends
 
 if TYPE_CHECKING:
