@@ -19,6 +19,7 @@ from trilemma.cli.federation import federation_app
 from trilemma.federation.carriers.inprocess import InProcess
 from trilemma.federation.client.sessions import Session, apart
 from trilemma.federation.client.spending import write_budgets
+from trilemma.federation.operations import pilot
 from trilemma.federation.party import layout, provisioning
 from trilemma.federation.party.layout import Party
 from trilemma.federation.party.permission import amend
@@ -50,8 +51,8 @@ PRIVATE = (
 
 
 def small_config(clients: int, *assignments: str, tolerate: int = 1, rounds: int = 3) -> str:
-    """A logistic model on phishing: every message is 69 numbers."""
-    return configurations.parse(
+    """A logistic model on phishing, 69 numbers; what is left open is chosen, as `init` does."""
+    config = configurations.parse(
         {},
         [
             f"federation.clients={clients}",
@@ -61,7 +62,8 @@ def small_config(clients: int, *assignments: str, tolerate: int = 1, rounds: int
             "algorithm.name=dsgd",
             *assignments,
         ],
-    ).toml()
+    )
+    return pilot.settled(config, None, None).toml()
 
 
 def make(

@@ -18,7 +18,7 @@ for name in {ABSENT}:
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, trilemma
 for module in pkgutil.walk_packages(trilemma.__path__, "trilemma."):
-    if not any(part in module.name for part in (".flower", "__main__", ".cuda_kernels", ".models.cuda_")):
+    if not any(part in module.name for part in (".flower", "__main__", ".kernels.cuda_")):
         importlib.import_module(module.name)
 """
 

@@ -367,12 +367,12 @@ def test_a_study_is_run_compared_and_drawn(tmp_path: Path, monkeypatch, here: No
     monkeypatch.setattr(type(study), "runs", lambda *_, **__: [p.with_("run.rounds=2") for p in short])
     ran = CliRunner().invoke(app, ["papers", "run", "safe-dshb"])
     assert ran.exit_code == 0, ran.output
-    results = read_results(tmp_path / "results" / "safe-dshb.json")
+    results = read_results(tmp_path / "lab" / "results" / "safe-dshb.json")
     assert [cell.row for cell in results.cells] == ["smea", "filter", "caf", "mean"]
     assert results.cells[0].settings["run.rounds"] == 2
     assert {"pld", "rdp"} <= set(results.cells[0].epsilon)
     compared = CliRunner().invoke(app, ["papers", "compare", "safe-dshb"])
-    assert "| smea | SF | Section 6 |" in compared.output
+    assert "| smea | SF | Discussion |" in compared.output
     assert "differs: " in compared.output
     listed = CliRunner().invoke(app, ["papers", "list"], env={"COLUMNS": "80"}).output.splitlines()
     assert "cafcor-costs          CafCor, Table 1: what rules cost beside averaging, n = 30," in listed

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trilemma.base.errors import PrivacyError
 from trilemma.base.keys import Key
-from trilemma.experiment import Config
+from trilemma.experiment import Config, auto
 from trilemma.experiment.resolve import Resolved, resolve
 from trilemma.learning import Algorithm
 from trilemma.learning.protocol import State
@@ -42,6 +42,7 @@ class Subject:
         cls, config: Config, examples: int, arithmetic: Arithmetic, rounds: int | None = None
     ) -> Subject | None:
         """Return what `config` means for clients of at least `examples` examples; None: nothing is noised."""
+        config = auto.settled(config, examples, dim=1)  # of what is chosen, the server's step alone needs d
         resolved = resolve(config, examples, arithmetic=arithmetic)
         return cls.resolved(config, resolved, examples, rounds)
 

@@ -34,9 +34,9 @@ class Targets:
     ) -> tuple[list[Tensor], int | None]:
         """Return everybody's targets and the number of classes, if there are any.
 
-        >>> Targets(classes=["no", "yes"]).read([(Place("client 0"), Column(np.array(["yes", "no"])))])
+        >>> Targets(classes=["no", "yes"]).read([(ColumnPlace("client 0"), Column(np.array(["yes", "no"])))])
         ([tensor([1, 0])], 2)
-        >>> Targets(classes=3).read([(Place("client 0"), Column(torch.tensor([0, 2, 3])))])
+        >>> Targets(classes=3).read([(ColumnPlace("client 0"), Column(torch.tensor([0, 2, 3])))])
         Traceback (most recent call last):
         trilemma.base.errors.UserError: client 0, row 2: label 3; allowed: 0 to 2
         """
