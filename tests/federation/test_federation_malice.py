@@ -637,16 +637,6 @@ def test_what_a_server_writes_does_not_keep_a_client_from_refusing(parties, text
     refusal(Reason.TERMS, Node(parties[1]).answer, wire.dumps(hello))
 
 
-@pytest.mark.slow
-def test_the_servers_records_have_codes_and_no_private_numbers(tmp_path):
-    parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=6.6, partly=True)
-    runner, said = coordinator(parties, Direct(parties))
-    with pytest.raises(EpochsStopped, match="budget: the client's own budget does not allow it"):
-        runner.go()
-    assert not any("6.6" in line or "epsilon" in line for line in said)
-    assert "over the budget of 6.6" in parties[1].log.read_text()
-
-
 def test_what_nobody_can_read_in_a_confirmation():
     """A ledger's digest is keyed: equal ledgers of two clients look different, and its lines stay hidden."""
     people = [Identity.generate() for _ in range(2)]

@@ -205,10 +205,11 @@ def test_a_client_refuses_to_overspend(tmp_path):
     """Budgets for two rounds; the third is refused by everybody, whatever the server asks."""
     parties = make(tmp_path / "federation", CLIENTS, small_config(CLIENTS, *PRIVATE), budget=6.6, partly=True)
     runner, said = coordinator(parties, Direct(parties))
-    with pytest.raises(EpochsStopped):
+    with pytest.raises(EpochsStopped, match="budget: the client's own budget does not allow it"):
         runner.go()
     assert runner.log.last().rounds == 2
     assert any("budget: the client's own budget does not allow it" in line for line in said)
+    assert not any("6.6" in line or "epsilon" in line for line in said), "a code, and no private number"
     assert "over the budget of 6.6" in parties[1].log.read_text()
     assert all(len(ledger_entries(party)) == 2 for party in parties[1:])
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from malicious_server import entries
 
 from federation_harness import (
     PRIVATE,
@@ -15,16 +16,14 @@ from federation_harness import (
     make,
     result_of,
     secrets_of,
-    share_seeds,
+    seeded,
     simulation,
     small_config,
     transcript,
 )
 from trilemma.base.errors import UserError
-from trilemma.federation.client import spending
 from trilemma.federation.party.task import load_task
 from trilemma.learning import Messages
-from trilemma.privacy.ledger.ledger import Ledger
 from trilemma.privacy.threats.covariance import (
     agreed_graph,
     bound_multiplier,
@@ -34,19 +33,11 @@ from trilemma.privacy.threats.covariance import (
 from trilemma.simulate import engine
 
 
-def paid(party):
-    with Ledger(party.ledger, spending.read_budget(party)) as ledger:
-        return [entry.mechanism.z for entry in ledger.entries]
-
-
 @pytest.mark.slow
 def test_fifty_clients_with_eight_neighbours_each_and_two_absent_equal_the_simulation(tmp_path):
     clients, rounds, gone = 50, 2, {3, 17}
-    config = small_config(
-        *(clients, *PRIVATE, "privacy.neighbours=8", "data.holders=all"), tolerate=2, rounds=rounds
-    )
-    parties = make(tmp_path / "federation", clients, config, transcript=True, budget=1e9)
-    share_seeds(parties, config)
+    options = (*PRIVATE, "privacy.neighbours=8", "data.holders=all")
+    parties, config = seeded(tmp_path / "federation", clients, *options, tolerate=2, rounds=rounds)
 
     def absent_in_the_end(client, asked, answer):
         return None if client in gone and asks(asked, 1) else answer
@@ -84,7 +75,7 @@ def test_a_round_is_paid_for_on_the_epochs_own_graph(tmp_path):
     law, move = release.law, release.sensitivity
     graph = agreed_graph(7, 3)
     assert set(graph.degrees) == {4}, "seven clients cannot have three neighbours each"
-    (z,) = paid(parties[1])
+    z = entries(parties[1])[0].mechanism.z
     assert z == bound_multiplier(graph, law, move, 1, 1)
     assert z < complete_multiplier(law, move, 7, 1, 1), "fewer secrets protect less"
 
@@ -96,9 +87,8 @@ def test_where_nobody_shares_secrets_neighbours_are_refused(tmp_path):
 
 
 def test_neighbours_are_mutual_and_noise_still_cancels(tmp_path):
-    config = small_config(10, *PRIVATE, "privacy.neighbours=4", "data.holders=all", rounds=1)
-    parties = make(tmp_path / "federation", 10, config, transcript=True, budget=1e9)
-    share_seeds(parties, config)
+    options = (*PRIVATE, "privacy.neighbours=4", "data.holders=all")
+    parties, _ = seeded(tmp_path / "federation", 10, *options, rounds=1)
     coordinator(parties, Direct(parties))[0].go()
     noise = secrets_of(parties, "run")
     law = dataclasses.replace(load_task(parties[0]).resolved.release.law, sigma_ind=0.0)

@@ -273,8 +273,8 @@ def run_command(
 
     A run under way is watched, not started a second time. It continues when you stop watching.
     """
-    from trilemma.federation.operations.following import follow
     from trilemma.federation.party.layout import parties, server_in
+    from trilemma.federation.processes.door import follow
 
     server, everyone = server_in(folder), parties(folder)
     goes_on = f"run {name!r} goes on; see how far it is with `trilemma federation status {folder}`"

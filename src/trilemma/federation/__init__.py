@@ -6,14 +6,14 @@ server runs `algorithm.server` on what it admitted, and everything else here is 
 one to the other without losing, repeating, leaking or believing anything:
 
 * `tls_keys`, `certificates`, `public_facts`, `layout`: who holds which secret; one folder per party.
-* `kinds`, `wire`, `admission`, `broadcasts`: typed blocks; a reply is admitted or rejected with a reason, and
+* `kinds`, `wire`, `admission`: typed blocks; a reply is admitted or rejected with a reason, and
   so is what a server sends.
 * `epochs`, `commits`, `exchange`, `coordinator`: who takes part, what is committed, the server's side;
   `transcript`, `replay`: what a run follows from, and whether it does.
 * `sessions`, `spending`, `journal`, `node`: a client's keys, budget and memory, and its side of a run.
 * `task`: the model and this party's data, perhaps by its own code; `at_home`: what a client takes home.
 * `transport`, `carriers`, `server`: what a carrier has to do, two that do it, and a server on top of one.
-* `party_process`, `server_process`, `client_process`: a party is one process; `door`, `following`: how its
+* `party_process`, `server_process`, `client_process`: a party is one process; `door`: how its
   operator talks to the server's; `deployment`, `fork_server`, `processes`: who starts and stops them.
 * `events`, `event_fields`, `event_log`, `telling`, `metrics`: what may be said about all this, once and for
   all, and where it is written.

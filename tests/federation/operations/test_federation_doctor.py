@@ -296,16 +296,6 @@ def test_the_command_says_it_all_and_its_exit_code_counts(folder):
     assert isinstance(nowhere.exception, UserError)
 
 
-def test_the_first_look_needs_no_torch():
-    """`up` asks it for every client; starting must stay cheap."""
-    import subprocess
-    import sys
-
-    program = "import sys, trilemma.federation.operations.doctor; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
 def test_parties_are_examined_beside_each_other_in_one_folder(folder):
     for party in parties(folder):
         facts = replace(party.federation, examples=40 if party.client == 1 else None)

@@ -56,19 +56,16 @@ def test_counted_as_they_came_or_read_from_the_log_metrics_are_the_same(federati
     """A process that starts anew goes on counting where it was."""
     parties, counted = federation
     for party, live in zip(parties, counted, strict=True):
-        again = Metrics(party)
-        samples = {
-            (one.name, tuple(one.labels.items())): one.value
-            for family in again.registry.collect()
-            for one in family.samples
-            if not one.name.endswith("_created")
-        }
-        assert samples == {
-            (one.name, tuple(one.labels.items())): one.value
-            for family in live.registry.collect()
-            for one in family.samples
-            if not one.name.endswith("_created")
-        }
+        again, samples = (
+            {
+                (one.name, tuple(one.labels.items())): one.value
+                for family in metrics_of.registry.collect()
+                for one in family.samples
+                if not one.name.endswith("_created")
+            }
+            for metrics_of in (Metrics(party), live)
+        )
+        assert again == samples
         assert len(samples) > 5
 
 

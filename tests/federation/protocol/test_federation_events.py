@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
 from pathlib import Path
 
@@ -117,11 +118,10 @@ def test_a_log_neither_grows_for_ever_nor_stops_anybody(tmp_path):
     assert read_events(nowhere.path) == []
 
 
-def test_the_catalogue_needs_no_torch():
-    """The guard writes events, and is a small process."""
-    import subprocess
-
-    program = "import sys, trilemma.federation.processes.event_log; print('torch' in sys.modules)"
+@pytest.mark.parametrize("module", ["processes.event_log", "operations.doctor"])
+def test_what_every_start_imports_needs_no_torch(module):
+    """`up` has the doctor look at every client, and each process writes events: starting must stay cheap."""
+    program = f"import sys, trilemma.federation.{module}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -28,11 +28,17 @@ def commit(rounds: int, **changes) -> Commit:
     return Commit("run", "terms", rounds, EPOCH, state, state, unused=(2,), record=record, **changes)
 
 
-def test_a_commit_is_read_back_whole(tmp_path):
-    log = CommitLog(tmp_path)
-    assert log.last() is None
-    for rounds in range(3):
+def written(folder, commits: int) -> CommitLog:
+    """Return a log of so many commits."""
+    log = CommitLog(folder)
+    for rounds in range(commits):
         log.append(commit(rounds))
+    return log
+
+
+def test_a_commit_is_read_back_whole(tmp_path):
+    assert CommitLog(tmp_path).last() is None
+    log = written(tmp_path, 3)
     last = CommitLog(tmp_path).last()
     assert (last.rounds, last.epoch, last.unused, last.record["round"]) == (2, EPOCH, (2,), 2)
     assert torch.equal(last.broadcast["params"], torch.full((3,), 2.0))
@@ -41,9 +47,7 @@ def test_a_commit_is_read_back_whole(tmp_path):
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
 def test_only_the_next_round_can_be_committed(tmp_path, rounds):
-    log = CommitLog(tmp_path)
-    log.append(commit(0))
-    log.append(commit(1))
+    log = written(tmp_path, 2)
     with pytest.raises(UserError, match="the next one is 2"):
         log.append(commit(rounds))
 
@@ -51,9 +55,7 @@ def test_only_the_next_round_can_be_committed(tmp_path, rounds):
 @pytest.mark.parametrize("crash_at", range(3))
 def test_a_crash_at_any_write_leaves_one_whole_round(tmp_path, monkeypatch, crash_at):
     """The commit replaces one file, then a line is appended; die before, between, or in the middle."""
-    log = CommitLog(tmp_path)
-    log.append(commit(0))
-    log.append(commit(1))
+    log = written(tmp_path, 2)
     with monkeypatch.context() as patch:
         if crash_at == 0:
             patch.setattr(files, "write_atomically", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -78,9 +80,7 @@ def test_a_crash_at_any_write_leaves_one_whole_round(tmp_path, monkeypatch, cras
 
 
 def test_an_epoch_changes_without_a_round(tmp_path):
-    log = CommitLog(tmp_path)
-    log.append(commit(0))
-    log.append(commit(1))
+    log = written(tmp_path, 2)
     following = Commit("run", "terms", 1, Epoch(3, (0, 1), (0, 1)), {}, {}, record=commit(1).record)
     log.update_epoch(following)
     assert (log.last().rounds, log.last().epoch.number) == (1, 3)
@@ -122,9 +122,7 @@ def flip(path, place):
 
 
 def test_the_last_five_commits_are_kept(tmp_path):
-    log = CommitLog(tmp_path)
-    for rounds in range(9):
-        log.append(commit(rounds))
+    written(tmp_path, 9)
     assert [path.name[:8] for path in sorted((tmp_path / "commits").iterdir())] == [
         f"{rounds:08d}" for rounds in range(4, 9)
     ]
@@ -133,9 +131,7 @@ def test_the_last_five_commits_are_kept(tmp_path):
 @pytest.mark.parametrize("place", [0, 20, 60, 300, -1])
 def test_a_broken_commit_is_stepped_over_with_a_message(tmp_path, place):
     """Wherever a bit flips, in the checksum, the header or the last number: the round before is the last."""
-    log, said = CommitLog(tmp_path), []
-    for rounds in range(4):
-        log.append(commit(rounds))
+    log, said = written(tmp_path, 4), []
     flip(newest(tmp_path), place)
     assert log.last().rounds == 2, "who only looks steps over it too"
     again = CommitLog(tmp_path).recover(said.append)
@@ -164,9 +160,7 @@ def unreadable(path, code):
 
 
 def test_a_commit_that_the_disk_cannot_read_is_stepped_over_too(tmp_path):
-    log, said = CommitLog(tmp_path), []
-    for rounds in range(4):
-        log.append(commit(rounds))
+    log, said = written(tmp_path, 4), []
     with unreadable(newest(tmp_path), errno.EIO):
         assert log.last().rounds == 2
         assert CommitLog(tmp_path).recover(said.append).rounds == 2
@@ -179,9 +173,7 @@ def test_a_commit_that_the_disk_cannot_read_is_stepped_over_too(tmp_path):
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE, errno.ENOMEM])
 def test_a_commit_that_may_not_be_read_is_no_broken_one(tmp_path, code):
     """Another user's file, or a machine without memory: the round before is not the last."""
-    log = CommitLog(tmp_path)
-    for rounds in range(3):
-        log.append(commit(rounds))
+    log = written(tmp_path, 3)
     with unreadable(newest(tmp_path), code), pytest.raises(OSError, match=os.strerror(code)):
         log.recover()
     assert log.recover().rounds == 2
@@ -189,18 +181,14 @@ def test_a_commit_that_may_not_be_read_is_no_broken_one(tmp_path, code):
 
 def test_after_a_broken_commit_of_a_later_epoch_another_one_begins(tmp_path):
     """Clients may hold keys of the epoch that the broken commit was about: it is not opened again."""
-    log = CommitLog(tmp_path)
-    for rounds in range(3):
-        log.append(commit(rounds))
+    log = written(tmp_path, 3)
     log.update_epoch(replace(commit(2), epoch=Epoch(3, (0, 1), (0, 1))))
     flip(newest(tmp_path), -1)
     assert log.recover().epoch == Epoch(3)
 
 
 def test_a_run_whose_commits_are_all_broken_does_not_start_over(tmp_path):
-    log = CommitLog(tmp_path)
-    log.append(commit(0))
-    log.append(commit(1))
+    log = written(tmp_path, 2)
     for path in (tmp_path / "commits").iterdir():
         flip(path, -1)
     with pytest.raises(UserError, match=r"no commit in .* is as it was written"):
@@ -209,9 +197,7 @@ def test_a_run_whose_commits_are_all_broken_does_not_start_over(tmp_path):
 
 def test_a_broken_record_costs_its_line_and_not_the_run(tmp_path):
     """Records are for readers; a run is continued from its commit."""
-    log = CommitLog(tmp_path)
-    for rounds in range(4):
-        log.append(commit(rounds))
+    log = written(tmp_path, 4)
     records = tmp_path / "rounds.jsonl"
     records.write_bytes(records.read_bytes().replace(b'{"round": 2', b'\xff"round": 2'))
     assert [record["round"] for record in log.records()] == [1, 3]
@@ -228,9 +214,7 @@ def test_a_stray_file_among_the_commits_is_nobodys_commit(tmp_path):
 
 
 def test_a_folder_in_a_commits_place_is_stepped_over_and_put_aside(tmp_path):
-    log, said = CommitLog(tmp_path), []
-    for rounds in range(4):
-        log.append(commit(rounds))
+    log, said = written(tmp_path, 4), []
     path = newest(tmp_path)
     path.unlink()
     path.mkdir()

@@ -22,7 +22,7 @@ from trilemma.federation.client.sessions import Session
 from trilemma.federation.party.layout import Party, is_partys
 from trilemma.federation.party.public_facts import PUBLIC
 from trilemma.federation.party.task import OneClient, PartyTask, load_task
-from trilemma.federation.protocol.broadcasts import described
+from trilemma.federation.protocol.admission import described
 from trilemma.federation.server.commits import result_of
 from trilemma.learning.steps import tuning
 from trilemma.privacy import Noiseless

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,12 @@ PATIENCE = 10.0
 
 MOST = 16
 """Commands that may be there at a time."""
+
+AWAY = 60.0
+"""Seconds after which a server that does not answer is not waited for any longer."""
+
+LOOK = 0.5
+"""Seconds between two tries to reach a server that is away."""
 
 Answer = Callable[[Mapping[str, Any]], Iterator[Mapping[str, Any]]]
 
@@ -166,3 +174,38 @@ def short(folder: Path) -> Iterator[Path]:
         link.symlink_to(folder.resolve(), target_is_directory=True)
         yield link
         link.unlink()
+
+
+def follow(
+    server: Party, run: str, replace: bool, say: Callable[[str], None], limit: float
+) -> Iterator[dict[str, Any]]:
+    """Begin a run, or go on with it, and return what the server tells until its end: records, and states.
+
+    After `limit` seconds this ends, the run does not. Whoever attends the server starts again what ended, and
+    the run goes on. Meanwhile nobody answers: that is said, and after a while it is taken for the end.
+
+    Raises:
+        ServerAwayError: nobody is there, or nobody came back.
+        UserError: the server refuses.
+    """
+    deadline, shown, away = time.monotonic() + limit, -1, 0.0
+    while True:
+        try:
+            left = None if math.isinf(limit) else max(0.0, deadline - time.monotonic())
+            for told in ask(server, left, ask="run", run=run, replace=replace, shown=shown):
+                if away:
+                    say("the server is back")
+                away, replace, shown = 0.0, False, told.get("shown", shown)
+                yield told
+                if time.monotonic() > deadline:
+                    return
+            return
+        except TimeoutError:
+            return
+        except ServerAwayError as error:
+            if shown < 0 or (away and time.monotonic() - away > AWAY):
+                raise
+            if not away:
+                away = time.monotonic()
+                say(f"{error}; run {run!r} is watched on")
+            time.sleep(LOOK)

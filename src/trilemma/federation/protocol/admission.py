@@ -4,6 +4,7 @@ A pure function from what arrived to what is accepted. A reply that is malformed
 the wrong shape or type, too long, or not finite, and one that contradicts an earlier one, is rejected with a
 reason; its sender counts as Byzantine for the round and the round goes on. Nothing a client says about itself
 is believed: who it is comes from the node it is connected by, and no metric of a client's enters a round.
+What a server broadcasts must have its declared shape, and be in bounds, before a client computes with it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from torch import Tensor
 
 from trilemma.base.errors import UserError
 from trilemma.federation.protocol import kinds, wire
-from trilemma.federation.protocol.reasons import shortened
+from trilemma.federation.protocol.reasons import Reason, Refused, shortened
 from trilemma.federation.protocol.shelf import Shelf
 from trilemma.federation.protocol.transport import Reply
 from trilemma.learning import MessageLayout, Messages
 from trilemma.learning.messages import Asked
+from trilemma.learning.protocol import State
 
 HEADROOM = 4096
 """Bytes a header may take beside the message."""
@@ -174,3 +176,38 @@ def _message(expected: Expected, client: int, reply: Reply) -> Messages:
     if not all(bool(torch.isfinite(some).all()) for some in torch.split(message.vectors[0], TOGETHER)):
         raise wire.WireError("the vector is not finite")
     return message
+
+
+# --- broadcasts, which a client admits ---
+
+Described = dict[str, tuple[torch.Size, torch.dtype]]
+"""What tensors look like."""
+
+
+def described(tensors: State) -> Described:
+    """Say what tensors look like.
+
+    >>> described({"params": torch.zeros(3)})
+    {'params': (torch.Size([3]), torch.float32)}
+    """
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+def length_of(expected: Described) -> int:
+    """Return how many bytes the numbers of such tensors take.
+
+    >>> length_of(described({"params": torch.zeros(3)}))
+    12
+    """
+    return sum(dtype.itemsize * shape.numel() for shape, dtype in expected.values())
+
+
+def check_broadcast(broadcast: State, expected: Described, bound: float) -> None:
+    """Refuse a broadcast that does not look as expected, is not finite, or exceeds `bound`."""
+    if described(broadcast) != expected:
+        raise Refused(Reason.BROADCAST, "it does not have the shape of this configuration's")
+    parts = [part for tensor in broadcast.values() for part in torch.split(tensor.reshape(-1), TOGETHER)]
+    if not all(bool(torch.isfinite(part).all()) for part in parts):
+        raise Refused(Reason.BROADCAST, "it is not finite")
+    if any(part.numel() and float(part.abs().max()) > bound for part in parts):
+        raise Refused(Reason.BROADCAST, f"it exceeds [privacy] broadcast_bound = {bound:g}")
