@@ -27,11 +27,12 @@ from rich.table import Table
 
 from trilemma import config as configurations
 from trilemma.federation.client.spending import write_budgets
-from trilemma.federation.operations import deployment, following
+from trilemma.federation.operations import deployment
 from trilemma.federation.party import layout, provisioning
 from trilemma.federation.party.addresses import free_port
 from trilemma.federation.party.public_facts import Federation, Timing
 from trilemma.federation.party.task import load_task
+from trilemma.federation.processes import door
 from trilemma.federation.processes import groups as processes
 from trilemma.federation.server.commits import CommitLog
 
@@ -87,7 +88,7 @@ def measure(clients: int, size: int, rounds: int) -> dict[str, float]:
             began = time.monotonic()
             deployment.up(folder)
             figures = {"start": time.monotonic() - began, "MB waits": weight(parties)}
-            *_, end = following.follow(parties[0], "bench", False, print, float("inf"))
+            *_, end = door.follow(parties[0], "bench", False, print, float("inf"))
             assert end["state"] == "completed", end
             figures |= {"processes": _processes(parties), "MB worked": weight(parties)}
             return figures | _stages(folder, parties)

@@ -42,7 +42,8 @@ OPERATED = """
 import sys
 from pathlib import Path
 from trilemma.cli import app, federation
-from trilemma.federation.operations import deployment, following
+from trilemma.federation.operations import deployment
+from trilemma.federation.processes import door
 from trilemma.report import federations, glance
 assert not {"torch", "scipy.special", "scipy.stats", "numba", "grpc"} & set(sys.modules)
 """
