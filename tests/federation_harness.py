@@ -15,6 +15,7 @@ from stacked_noise import StackedSecretNoise
 from trilemma import config as configurations
 from trilemma.base import files
 from trilemma.base.errors import UserError
+from trilemma.base.records import Record
 from trilemma.cli.federation import federation_app
 from trilemma.federation.carriers.inprocess import InProcess
 from trilemma.federation.client.sessions import Session, apart
@@ -209,6 +210,11 @@ def transcript(parties: list[Party], run: str, round_: int, absent: Collection[i
     }
     nothing = torch.full_like(next(iter(rows.values())), torch.nan)
     return torch.stack([rows.get(party.client, nothing) for party in parties[1:]])
+
+
+def dropped_out(records: list[dict]) -> list[int]:
+    """The rounds in which somebody was not heard: silent, not reached, or refusing what it has lost."""
+    return [record["round"] for record in records if Record.read(record).unheard]
 
 
 def result_of(parties: list[Party], run: str) -> wire.Tensors:

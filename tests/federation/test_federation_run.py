@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 import torch
 from malicious_server import entries
 
-from federation_harness import PRIVATE, Direct, asks, coordinator, make, small_config
+from federation_harness import (
+    PRIVATE,
+    Direct,
+    asks,
+    coordinator,
+    dropped_out,
+    make,
+    result_of,
+    seeded,
+    small_config,
+)
 from trilemma.base import files
 from trilemma.base.errors import UserError
 from trilemma.federation.client.node import Node
 from trilemma.federation.client.sessions import Session, epoch_name
+from trilemma.federation.party import layout
 from trilemma.federation.party.permission import Permission
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol.epochs import EpochsStopped
 from trilemma.federation.protocol.reasons import Refused
+from trilemma.federation.protocol.transport import FIRST_NODE
 from trilemma.privacy.secrets import Handshake, Identity, Offer, Roster
 
 CLIENTS, ROUNDS = 5, 3
@@ -280,6 +294,20 @@ def durable_writes(monkeypatch, victim, fail_at):
     monkeypatch.setattr(files, "write_atomically", write)
 
 
+class Restarting(Direct):
+    """Whoever dies is started again; where a carrier keeps open questions, it is asked once more."""
+
+    keeps = False
+
+    def reply(self, node, block):
+        try:
+            return super().reply(node, block)
+        except Dies:
+            client = node - FIRST_NODE
+            self.clients[client] = Node(self.clients[client].party)
+            return super().reply(node, block) if self.keeps else None
+
+
 @pytest.mark.parametrize("fail_at", range(1, 12))
 def test_a_client_killed_at_any_write_is_replaced_and_nothing_is_hidden(parties, monkeypatch, fail_at):
     """Writes: epoch, offer, pair keys, ledgers seen, confirmed; thrice the ledger's position and an answer.
@@ -288,15 +316,6 @@ def test_a_client_killed_at_any_write_is_replaced_and_nothing_is_hidden(parties,
     """
     victim = parties[3]
     durable_writes(monkeypatch, victim, fail_at)
-
-    class Restarting(Direct):
-        def reply(self, node, block):
-            try:
-                return super().reply(node, block)
-            except Dies:
-                self.clients[victim.client] = Node(victim)
-                return None
-
     runner, said = coordinator(parties, Restarting(parties, pause=2.0))
     assert runner.go().rounds == ROUNDS, said
     folder = parties[0].run_folder("run") / "transcript"
@@ -306,6 +325,38 @@ def test_a_client_killed_at_any_write_is_replaced_and_nothing_is_hidden(parties,
     if fail_at > 5:
         assert len(arrived) == ROUNDS - 1, "it misses the round it died in and answers the others"
         assert len(paid) == ROUNDS
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A federation whose draws are the same every time, before its run, and the model that it leads to."""
+    own = ("aggregation.rule=caf", "privacy.threat=ldp", "privacy.clip=0.1", "privacy.sigma_ind=0.5")
+    folder = tmp_path_factory.mktemp("undisturbed")
+    seeded(folder / "before", 3, "algorithm.name=cafcor", *own, rounds=ROUNDS)
+    shutil.copytree(folder / "before", folder / "run")
+    parties = layout.parties(folder / "run")
+    coordinator(parties, Direct(parties))[0].go()
+    return folder / "before", result_of(parties, "run")["params"]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("fail_at", [3, 6, 7, 8])
+def test_the_model_is_the_undisturbed_one_unless_the_records_name_who_dropped_out(
+    undisturbed, tmp_path, monkeypatch, fail_at, keeps
+):
+    """A client dies while keys are agreed on, or when it has paid for a round: that one it has lost."""
+    before, model = undisturbed
+    parties = layout.parties(shutil.copytree(before, tmp_path / "federation"))
+    durable_writes(monkeypatch, parties[1], fail_at)
+    transport = Restarting(parties, pause=2.0)
+    transport.keeps = keeps
+    for _ in range(3):
+        runner, _ = coordinator(parties, transport)
+        with suppress(EpochsStopped):  # too few were left in an epoch: somebody begins again
+            runner.go()
+            break
+    same = torch.equal(result_of(parties, "run")["params"], model)
+    assert same == (not dropped_out(runner.log.records()))
 
 
 # --- absence --------------------------------------------------------------------------------------------

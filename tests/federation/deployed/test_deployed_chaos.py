@@ -4,10 +4,10 @@
 
 Every 1 to 4 seconds kill -9 meets some process of a federation in the middle of its rounds; now and then the
 one that starts the others again, for which the test does what systemd would. Victims and pauses follow from a
-seed
-(TRILEMMA_CHAOS_SEED), and the list of kills is printed. The model is what follows from the messages that were
-heard, and where nobody dropped out that of an undisturbed run, to the bit. Whoever is killed in the middle of
-a round drops out of it; in a long chaos there is a second run in which only the server's processes are.
+seed (TRILEMMA_CHAOS_SEED), and the list of kills is printed. The model is what follows from the messages that
+were heard, and where nobody dropped out that of an undisturbed run, to the bit. Whoever is killed in the
+middle of a round drops out of it: silent, or refusing the round that it has lost; in a long chaos there is a
+second run in which only the server's processes are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import pytest
 import torch
 from deployed_harness import Real
 
-from federation_harness import Direct, coordinator, make, result_of, share_seeds, small_config
+from federation_harness import Direct, coordinator, dropped_out, make, result_of, share_seeds, small_config
 from free_ports import free_ports
 from trilemma.base.errors import UserError
 from trilemma.federation.operations import deployment
@@ -146,9 +146,9 @@ def test_any_process_is_killed_and_the_run_ends_as_it_should(tmp_path: Path, who
     assert any(kill.split()[-1] != "attendant" for kill in chaos.kills)
     params = result_of(everybody, "chaos")["params"]
     assert torch.equal(params, replay(everybody[0], "chaos").broadcast["params"])
-    dropped_out = [record["round"] for record in records if record["absent"]]
-    if not dropped_out:
+    dropped = dropped_out(records)
+    if not dropped:
         undisturbed = parties(tmp_path / "undisturbed")
         coordinator(undisturbed, Direct(undisturbed), "chaos")[0].go()
         assert torch.equal(params, result_of(undisturbed, "chaos")["params"])
-    assert whose == "anybody" or not dropped_out
+    assert whose == "anybody" or not dropped

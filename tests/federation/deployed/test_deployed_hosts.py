@@ -24,6 +24,7 @@ import torch
 from deployed_harness import Real, wait_for
 
 from federation_harness import PRIVATE, make, result_of, small_config
+from trilemma.base.records import Record
 from trilemma.federation.operations import deployment
 from trilemma.federation.party.layout import Party
 from trilemma.federation.party.permission import Permission
@@ -143,7 +144,7 @@ def test_five_hosts_of_which_one_is_cut_off_and_another_taken_down_for_a_while(f
     log = federation.log("cut")
 
     def away(client: int) -> bool:
-        return client in log.records()[-1]["absent"]
+        return client in Record.read(log.records()[-1]).unheard
 
     run = hosts.on(0, "run", str(federation.server.folder), "--name", "cut", "--limit", "800")
     with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
@@ -164,7 +165,7 @@ def test_five_hosts_of_which_one_is_cut_off_and_another_taken_down_for_a_while(f
             running.kill()
     assert running.returncode == 0, f"{said}\n{federation.said(40)}"
     assert [record["round"] for record in log.records()] == list(range(1, ROUNDS + 1))
-    assert log.records()[-1]["absent"] == []
+    assert not Record.read(log.records()[-1]).unheard
     replayed = replay(federation.server, "cut").broadcast["params"]
     assert torch.equal(result_of(federation.parties, "cut")["params"], replayed)
 
@@ -183,9 +184,11 @@ def comes_back(federation: Real, client: int) -> None:
 
     def rounds_without() -> list[dict]:
         committed = events(federation.server, "round-committed")
-        return [one for one in committed if time_of(one) > when and client in one["absent"]]
+        return [one for one in committed if time_of(one) > when and client not in one["heard"]]
 
-    wait_for(lambda: client not in log.records()[-1]["absent"] or len(rounds_without()) > MISSED, 240.0)
+    wait_for(
+        lambda: client not in Record.read(log.records()[-1]).unheard or len(rounds_without()) > MISSED, 240.0
+    )
     print(f"client {client} was asked in round {asked}; {len(rounds_without())} rounds without it since")
     assert len(rounds_without()) <= MISSED
 

@@ -9,6 +9,7 @@ import pytest
 from deployed_harness import real, wait_for
 
 from federation_harness import PRIVATE, command, small_config
+from trilemma.base.records import Record
 from trilemma.federation.operations import deployment
 from trilemma.federation.party.layout import parties
 from trilemma.federation.processes.door import ask
@@ -30,9 +31,8 @@ def test_a_client_comes_one_gets_new_keys_and_one_goes(tmp_path):
             return running.log("renewed").records()
 
         def heard_in_last_round(*clients: int) -> bool:
-            last = rounds()[-1]
-            there = set(map(int, last["weights"])) - set(last["absent"])
-            return set(clients) <= there
+            last = Record.read(rounds()[-1])
+            return set(clients) <= last.weights.keys() - last.unheard
 
         running.start("renewed")
         wait_for(lambda: len(rounds()) >= 2, 240.0)
