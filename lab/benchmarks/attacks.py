@@ -5,7 +5,7 @@
 
 One table: seconds per round (best of several) and the ratio to X @ Xᵀ on the honest messages. Searched
 attacks are timed against every rule asked for; `rule` is the time of one aggregation by that rule itself.
-`adaptive` also faces servers that remember (`--guarded evidence+mean,evidence+caf`), in the third round of
+`adaptive` also faces servers that remember (`--staged evidence+mean,evidence+caf`), in the third round of
 eight of CafCor; `server` is the time of their step, a look at the sums included.
 """
 
@@ -22,12 +22,12 @@ from trilemma import aggregation
 from trilemma.attacks import Target, View, attacks
 from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.defences.evidence import guarded
+from trilemma.learning.defences.stage import staged
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma_lab.adversary.adaptive import Adaptive
 from trilemma_lab.adversary.informed import Informed
-from trilemma_lab.adversary.outlook import Outlook
+from trilemma_lab.adversary.lookahead import Lookahead
 from turns import alone
 
 SEARCHED = ("alie", "foe")
@@ -81,7 +81,7 @@ def remembering(rule: str, view: View, repeats: int) -> Iterator[Row]:
     chain, release = aggregation.parse(rule, f=view.byzantine), Release(clip=2.25, law=law)
     setup = Setup(n, view.byzantine, 8, chain, release)
     options = algorithms["cafcor"]()
-    algorithm, everyone = guarded(options.build, setup), tuple(range(n))
+    algorithm, everyone = staged(options.build, setup), tuple(range(n))
     assert algorithm.trace is not None
     start = algorithm.init(model, everyone, Key(1)).server
     state = {name: part.to(device) for name, part in start.items()}
@@ -102,7 +102,7 @@ def remembering(rule: str, view: View, repeats: int) -> Iterator[Row]:
         honest=sent[: -view.byzantine],
         own=sent[-view.byzantine :],
         round=2,
-        defence=lambda: Outlook.of(algorithm.court, state, sent, everyone, 2),
+        defence=lambda: Lookahead.of(algorithm.detector, state, sent, everyone, 2),
         truth=lambda: truth,
         members=everyone[-view.byzantine :],
     )
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--byzantine", type=int, default=10)
     parser.add_argument("--dim", type=int, default=431_080)
     parser.add_argument("--rules", default="mean,caf,krum,geomed,nnm+caf,cwmed,cwtm")
-    parser.add_argument("--guarded", default="evidence+mean,evidence+caf")
+    parser.add_argument("--staged", default="evidence+mean,evidence+caf")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     chosen = parser.parse_args()
@@ -136,7 +136,7 @@ def main() -> None:
     own = honest[: chosen.byzantine]
     view = View(honest, own, chosen.byzantine, aggregation.parse("mean", f=0), round=0, key=Key(2))
     rows = list(measure(view, chosen.rules.split(","), chosen.repeats))
-    for rule in filter(None, chosen.guarded.split(",")):
+    for rule in filter(None, chosen.staged.split(",")):
         rows += remembering(rule, view, chosen.repeats)
     print(f"n = {chosen.clients}, f = {chosen.byzantine}, d = {chosen.dim}, float32, {device},", end=" ")
     print(f"{torch.get_num_threads()} threads\n")

@@ -25,17 +25,18 @@ from trilemma import aggregation, config
 from trilemma.base import files
 from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.defences.evidence import Law, convict, guarded, hidden_shift
+from trilemma.learning.defences.evidence import Law, convict, hidden_shift
 from trilemma.learning.defences.evidence.conviction import by_direction
 from trilemma.learning.defences.evidence.correction import visible
+from trilemma.learning.defences.stage import staged
 from trilemma.models import Model, build
 from trilemma.privacy import SimulatedNoise
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.simulate import engine
 from trilemma.simulate.evaluation import evaluate
 from trilemma.simulate.experiment import assemble
-from trilemma_lab.adversary.outlook import Outlook
-from trilemma_lab.adversary.tryout import Tryout
+from trilemma_lab.adversary.candidate import Candidates
+from trilemma_lab.adversary.lookahead import Lookahead
 
 READY = "frontier-mnist"
 THREATS = ("secldp", "byzldp", "ldp")
@@ -122,7 +123,7 @@ def _expelled(
     release = Release(clip=1.0, law=law)
     rule = aggregation.parse("evidence+mean", f=2)
     setup = Setup(clients, 2, rounds, rule, release, neighbours=neighbours)
-    algorithm = guarded(algorithms[name](**OPTIONS.get(name, {})).build, setup)
+    algorithm = staged(algorithms[name](**OPTIONS.get(name, {})).build, setup)
     trace, everyone, key = algorithm.trace, tuple(range(clients)), Key(seed)
     assert trace is not None
     assert algorithm.members is not None
@@ -209,7 +210,7 @@ ROUNDS = 5
 def _moved(n: int, f: int, dim: int, law: NoiseLaw, noise: str, seed: int) -> float:
     """Return how far the mean is moved along the liars' direction, per round."""
     setup = Setup(n, f, ROUNDS, aggregation.parse("evidence+mean", f=f), Release(clip=2.25, law=law))
-    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
+    algorithm = staged(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
     model = build("multinomial", (dim // 2 - 1,), 2, start="zero")
     everyone, source = tuple(range(n)), SimulatedNoise(Key(seed), n)
     honest, way = 1.125 * torch.eye(1, model.dim), torch.eye(2, model.dim, dtype=torch.float64)[1:]
@@ -219,13 +220,13 @@ def _moved(n: int, f: int, dim: int, law: NoiseLaw, noise: str, seed: int) -> fl
         for round_ in range(ROUNDS):
             sent = honest + source.draw(law, everyone, model.dim, round_, torch.device("cpu"))
             if lying:
-                outlook = Outlook.of(algorithm.court, state, sent, everyone, round_)
-                tryout = Tryout(outlook, everyone[-f:], np.ones(f), way, -way[0], noise)
+                lookahead = Lookahead.of(algorithm.detector, state, sent, everyone, round_)
+                candidates = Candidates(lookahead, everyone[-f:], np.ones(f), way, -way[0], noise)
                 strengths = 0.1 * 1000 ** np.linspace(0, 1, 40) * law.sigma_cor
-                lies = tryout.lies(0, [*strengths, *tryout.furthest(0)])
-                harm = tryout.judged(lies).harm
-                if harm.max(initial=-np.inf) > tryout.judged(tryout.honest).harm[0]:
-                    sent[-f:] += tryout.sent(lies, int(harm.argmax())).to(sent)
+                lies = candidates.lies(0, [*strengths, *candidates.furthest(0)])
+                harm = candidates.judged(lies).harm
+                if harm.max(initial=-np.inf) > candidates.judged(candidates.honest).harm[0]:
+                    sent[-f:] += candidates.sent(lies, int(harm.argmax())).to(sent)
             state = algorithm.server(Messages(sent), state, round_, Key(seed)).state
         ends.append(float(state["params"] @ way[0].float()))
     return abs(ends[0] - ends[1]) / ROUNDS

@@ -19,8 +19,8 @@ import torch
 from trilemma import aggregation
 from trilemma.base.keys import Key
 from trilemma.learning import Algorithm, Messages, Setup, algorithms
-from trilemma.learning.defences.evidence import guarded
 from trilemma.learning.defences.evidence.schedule import looks
+from trilemma.learning.defences.stage import staged
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
 
@@ -88,7 +88,7 @@ def _served(rule: str) -> Algorithm:
     """Return CafCor at n = 100, f = 10, of the largest of `LENGTHS` rounds, with a rule."""
     release = Release(clip=2.25, law=NoiseLaw(1.0, 0.65))
     setup = Setup(100, 10, max(LENGTHS), aggregation.parse(rule.partition(",")[0], f=10), release)
-    return guarded(algorithms["cafcor"]().build, setup)
+    return staged(algorithms["cafcor"]().build, setup)
 
 
 def _messages(device: torch.device, rounds: int) -> Iterator[torch.Tensor]:

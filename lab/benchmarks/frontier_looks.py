@@ -24,13 +24,14 @@ import torch
 from trilemma import aggregation
 from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.defences.evidence import guarded, hidden_shift
+from trilemma.learning.defences.evidence import hidden_shift
 from trilemma.learning.defences.evidence.schedule import looks
+from trilemma.learning.defences.stage import staged
 from trilemma.models import build
 from trilemma.privacy import SimulatedNoise
 from trilemma.privacy.types import NoiseLaw, Release
-from trilemma_lab.adversary.outlook import Outlook
-from trilemma_lab.adversary.tryout import Tryout
+from trilemma_lab.adversary.candidate import Candidates
+from trilemma_lab.adversary.lookahead import Lookahead
 
 CLIENTS, LIARS, ROUNDS, CLIP = 24, 4, 30, 1.0
 LAWS = {"ldp": NoiseLaw(1.0, 0.0), "secldp": NoiseLaw(1.0, 0.5), "mostly shared": NoiseLaw(0.2, 1.0)}
@@ -46,7 +47,7 @@ WAYS = {
 def reached(rule: str, law: NoiseLaw, noise: str, bold: bool, start: int, seed: int) -> tuple[float, int]:
     """Return how far liars move the model along their way in a run, and how many of them are left."""
     setup = Setup(CLIENTS, LIARS, ROUNDS, aggregation.parse(rule, f=LIARS), Release(clip=CLIP, law=law))
-    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
+    algorithm = staged(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
     model, source = build("logistic", (399,), 2), SimulatedNoise(Key(seed), CLIENTS)
     way, given = torch.eye(1, model.dim, dtype=torch.float64), 0.5 * CLIP * torch.eye(2, model.dim)[1]
     ends, left = [], []
@@ -57,14 +58,14 @@ def reached(rule: str, law: NoiseLaw, noise: str, bold: bool, start: int, seed: 
             drawn = source.among(members).draw(law, members, model.dim, round_, torch.device("cpu"))
             sent, rows = given + drawn, [row for row, i in enumerate(members) if i >= CLIENTS - LIARS]
             if lying and rows and round_ >= start:
-                outlook = Outlook.of(algorithm.court, state, sent, members, round_)
-                outlook = outlook if bold else outlook.looked()
+                lookahead = Lookahead.of(algorithm.detector, state, sent, members, round_)
+                lookahead = lookahead if bold else lookahead.looked()
                 names = tuple(members[row] for row in rows)
-                tryout = Tryout(outlook, names, np.ones(len(rows)), way, -way[0], noise)
-                lies = tryout.lies(0, [*(CLIP * np.geomspace(0.1, 100, 40)), *tryout.furthest(0)])
-                harm = tryout.judged(lies).harm
-                if harm.max(initial=-np.inf) > tryout.judged(tryout.honest).harm[0]:
-                    sent[rows] += tryout.sent(lies, int(harm.argmax())).to(sent)
+                candidates = Candidates(lookahead, names, np.ones(len(rows)), way, -way[0], noise)
+                lies = candidates.lies(0, [*(CLIP * np.geomspace(0.1, 100, 40)), *candidates.furthest(0)])
+                harm = candidates.judged(lies).harm
+                if harm.max(initial=-np.inf) > candidates.judged(candidates.honest).harm[0]:
+                    sent[rows] += candidates.sent(lies, int(harm.argmax())).to(sent)
             state = algorithm.server(Messages(sent, senders=members), state, round_, Key(seed)).state
         ends.append(float(state["params"][0]))
         left.append(sum(i >= CLIENTS - LIARS for i in algorithm.members(state)))

@@ -77,7 +77,7 @@ MIXINGS = {
     ),
     **dict.fromkeys(
         ("noise-test", "noise-test-rank", "safeguard", "fltrust"),
-        Known(no_reference="it leaves messages alone; the server asks it, tests/learning/test_screens.py"),
+        Known(no_reference="it leaves messages alone; the server asks it, tests/learning/test_filters.py"),
     ),
 }
 SUBJECTS = [s for s in subjects() if all(name in {**RULES, **MIXINGS} for name in s.split("+"))]

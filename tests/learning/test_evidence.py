@@ -16,16 +16,14 @@ from trilemma.learning.defences.evidence import (
     Expulsion,
     convict,
     correct,
-    court,
+    detector,
     edge,
-    guarded,
     hidden_shift,
     lengths,
 )
-from trilemma.learning.defences.evidence.file import File
-from trilemma.learning.defences.evidence.guard import evidence_of
 from trilemma.learning.defences.evidence.hidden import smallest_spike
-from trilemma.learning.defences.stages import staged
+from trilemma.learning.defences.evidence.history import ClientHistory
+from trilemma.learning.defences.stage import stage_of, staged
 from trilemma.learning.steps.trace import Law
 from trilemma.models import build
 from trilemma.privacy.threats.covariance import SecretGraph, covariance
@@ -81,10 +79,10 @@ def test_the_law_of_sums_is_the_covariance_that_certifies_privacy_added_up() -> 
 def test_sums_in_a_run_have_the_law_they_are_said_to_have() -> None:
     """Whitened by its law, what a real run's clients add up to has the size of d standard Gaussians."""
     _, progress = run("federation.byzantine=0", "federation.tolerate=2", "run.rounds=5", "privacy.epsilon=1")
-    file = File.read(progress.server)
+    history = ClientHistory.read(progress.server)
     ready = experiment("federation.byzantine=0", "federation.tolerate=2", "run.rounds=5", "privacy.epsilon=1")
-    law = ready.resolved.algorithm.court.law(file)
-    white = law.whitening @ file.sums.double().cpu().numpy()
+    law = ready.resolved.algorithm.detector.law(history)
+    white = law.whitening @ history.sums.double().cpu().numpy()
     assert np.sum(white**2) == pytest.approx(white.size, rel=0.35)
 
 
@@ -209,7 +207,7 @@ def test_a_single_round_is_looked_at_beside_all_of_them() -> None:
     """A message twice too long hides in the sums of many rounds, not in its own round."""
     release, rounds = Release(clip=0.1, law=NoiseLaw(1.0, 0.5)), 40
     setup = Setup(9, 2, rounds, aggregation.parse("evidence+mean", f=2), release)
-    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0).build, setup)
+    algorithm = staged(algorithms["byz-clip-sgd"](momentum=0.0).build, setup)
     model = build("logistic", (400,), 2)
     state, source = algorithm.init(model, tuple(range(9)), Key(1)).server, privacy.SimulatedNoise(Key(2), 9)
     for round_ in range(rounds):
@@ -219,8 +217,8 @@ def test_a_single_round_is_looked_at_beside_all_of_them() -> None:
         step = algorithm.server(Messages(drawn), state, round_, Key(3))
         state = step.state
     assert [one.client for one in step.report["expelled"]] == [8]
-    file = File.read(state)
-    gram, law = (file.sums @ file.sums.T).double().cpu().numpy(), algorithm.court.law(file)
+    history = ClientHistory.read(state)
+    gram, law = (history.sums @ history.sums.T).double().cpu().numpy(), algorithm.detector.law(history)
     assert not convict(gram, law, liars=2, alarm=1e-6 / rounds)
 
 
@@ -228,7 +226,7 @@ def one_round(sharing: tuple[int, ...], senders: tuple[int, ...], said: tuple[in
     """Who of nine is expelled when `senders`, of those who share secrets, send noise; the server is told."""
     release = Release(clip=0.1, law=NoiseLaw(0.1, 1.0))
     setup = Setup(9, 2, 1, aggregation.parse("evidence+mean", f=2), release)
-    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0).build, setup)
+    algorithm = staged(algorithms["byz-clip-sgd"](momentum=0.0).build, setup)
     model = build("logistic", (4000,), 2)
     source = privacy.SimulatedNoise(Key(2), 12).among(sharing)
     drawn = source.draw(release.law, senders, model.dim, 0, torch.device("cpu"))
@@ -253,7 +251,7 @@ def test_those_who_share_secrets_with_a_client_that_sends_nonsense_are_not_suspe
     """Their noise has its share, whatever became of its message."""
     release = Release(clip=0.1, law=NoiseLaw(0.1, 1.0))
     setup = Setup(9, 2, 1, aggregation.parse("evidence+mean", f=2), release)
-    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0).build, setup)
+    algorithm = staged(algorithms["byz-clip-sgd"](momentum=0.0).build, setup)
     model = build("logistic", (4000,), 2)
     drawn = privacy.SimulatedNoise(Key(2), 9).draw(
         release.law, tuple(range(9)), model.dim, 0, torch.device("cpu")
@@ -327,7 +325,7 @@ def test_without_noise_evidence_does_nothing() -> None:
 def test_liars_who_leave_their_noise_out_are_expelled_and_nobody_else(attack: str) -> None:
     expelled, progress = run(f"attack.name={attack}", "privacy.epsilon=2", "run.rounds=12")
     assert {client for client, _ in expelled} == {7, 8}
-    assert File.read(progress.server).members.tolist() == [True] * 7 + [False] * 2
+    assert ClientHistory.read(progress.server).members.tolist() == [True] * 7 + [False] * 2
 
 
 @pytest.mark.parametrize(
@@ -354,7 +352,7 @@ def test_what_cannot_be_traced_is_refused_with_a_reason() -> None:
     with pytest.raises(ConfigError, match="Poisson batch"):
         experiment("algorithm={name='safe-dshb', sampling='poisson', batch_size=5}", noise)
     with pytest.raises(ConfigError, match="once, before everything"):
-        evidence_of(aggregation.parse("nnm+evidence+mean", f=1))
+        stage_of(aggregation.parse("nnm+evidence+mean", f=1))
 
 
 def test_waiting_leaves_the_model_where_it_is_and_loses_nothing() -> None:
@@ -366,8 +364,8 @@ def test_waiting_leaves_the_model_where_it_is_and_loses_nothing() -> None:
         progress, _ = simulate.engine.step(ready, progress)
     assert torch.equal(progress.broadcast["params"], first.broadcast["params"])
     progress, _ = simulate.engine.step(ready, progress)
-    file = File.read(progress.server)
-    assert torch.allclose(progress.broadcast["params"], file.origin + file.sums.mean(0), atol=1e-5)
+    history = ClientHistory.read(progress.server)
+    assert torch.allclose(progress.broadcast["params"], history.origin + history.sums.mean(0), atol=1e-5)
 
 
 def test_secrets_are_shared_without_the_expelled() -> None:
@@ -395,7 +393,7 @@ def test_the_guarantee_counts_on_the_members_that_may_be_left() -> None:
 def test_where_all_who_were_asked_are_expelled_the_model_stays() -> None:
     release = Release(clip=1.0, law=NoiseLaw(1.0, 0.5))
     setup = Setup(6, 2, 3, aggregation.parse("evidence+mean", f=2), release)
-    algorithm = guarded(algorithms["cafcor"]().build, setup)
+    algorithm = staged(algorithms["cafcor"]().build, setup)
     model = build("logistic", (40,), 2)
     state = algorithm.init(model, tuple(range(6)), Key(1)).server
     noiseless = Messages(torch.full((1, model.dim), 1e3), senders=(5,))
@@ -425,11 +423,11 @@ def test_undo_takes_back_what_an_expelled_client_did_and_nothing_it_did_not() ->
     """
     release, everyone = Release(clip=0.1, law=NoiseLaw(1.0, 0.0)), tuple(range(9))
     setup = Setup(9, 2, 4, aggregation.parse("evidence(correct=0)+mean", f=2), release)
-    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
+    algorithm = staged(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
     source, model = privacy.SimulatedNoise(Key(2), 9), build("logistic", (299,), 2)
     for last in (300.0, 1e6):
         state = algorithm.init(model, everyone, Key(1)).server
-        origin = File.read(state).origin
+        origin = ClientHistory.read(state).origin
         rounds = [source.draw(release.law, everyone, 300, r, torch.device("cpu")) for r in range(4)]
         for round_, messages in enumerate(rounds):
             messages[8, 0] += last if round_ == 3 else 5.0
@@ -497,7 +495,7 @@ def test_in_a_single_release_nobody_can_have_been_expelled_before_it() -> None:
 def test_who_was_never_heard_is_no_company_for_liars(monkeypatch):
     """Of twelve who spoke five may lie, however many have not: too many for their middle to count."""
     asked = []
-    monkeypatch.setattr(court, "worth_correcting", lambda members, *_: asked.append(members) or False)
+    monkeypatch.setattr(detector, "worth_correcting", lambda members, *_: asked.append(members) or False)
     sampled = config.parse(
         {},
         [

@@ -14,8 +14,9 @@ from trilemma import aggregation, config, privacy, simulate
 from trilemma.base.keys import Key
 from trilemma.base.records import Record
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.defences.evidence import guarded, hidden_shift
-from trilemma.learning.defences.evidence.file import File
+from trilemma.learning.defences.evidence import hidden_shift
+from trilemma.learning.defences.evidence.history import ClientHistory
+from trilemma.learning.defences.stage import staged
 from trilemma.models import build
 from trilemma.privacy.mechanism import shared_multiplier
 from trilemma.privacy.threats.covariance import agreed_graph, covariance
@@ -35,8 +36,10 @@ RUN = {
 }
 
 
-def filed(sharing: list[tuple[int, ...]], heard: list[tuple[int, ...]], c: np.ndarray, dim: int = 1) -> File:
-    """The file of rounds in which some share secrets and some of these are heard, with coefficients c."""
+def history_of(
+    sharing: list[tuple[int, ...]], heard: list[tuple[int, ...]], c: np.ndarray, dim: int = 1
+) -> ClientHistory:
+    """The history of rounds in which some share secrets and some of these are heard, with coefficients c."""
     clients, rounds = c.shape
     among = torch.zeros(clients, rounds, dtype=torch.bool)
     coefficients = torch.zeros(clients, rounds, dtype=torch.float64)
@@ -45,7 +48,7 @@ def filed(sharing: list[tuple[int, ...]], heard: list[tuple[int, ...]], c: np.nd
         coefficients[list(said), round_] = torch.from_numpy(c[list(said), round_])
     level = torch.ones(rounds, dtype=torch.float64)
     return replace(
-        File.empty(clients, rounds, torch.zeros(dim)),
+        ClientHistory.empty(clients, rounds, torch.zeros(dim)),
         own=LAW.sigma_ind**2 * level,
         shared=LAW.sigma_cor**2 * level,
         sharing=among,
@@ -67,14 +70,14 @@ def test_the_law_on_graphs_is_the_covariance_that_certifies_privacy_added_up(nei
         places = [members.index(client) for client in who]
         sigma = covariance(agreed_graph(len(members), neighbours), LAW, places)
         expected[np.ix_(who, who)] += np.outer(c[who, round_], c[who, round_]) * sigma
-    file = filed(SHARING, HEARD, c)
-    found = file.law(file.coefficients, np.arange(12), neighbours)
+    history = history_of(SHARING, HEARD, c)
+    found = history.law(history.coefficients, np.arange(12), neighbours)
     np.testing.assert_allclose(found.covariance, expected, rtol=1e-12, atol=1e-12)
     few = np.array([6, 1, 5])
-    some = file.law(file.coefficients, few, neighbours)
+    some = history.law(history.coefficients, few, neighbours)
     np.testing.assert_allclose(some.covariance, expected[np.ix_(few, few)], rtol=1e-12, atol=1e-12)
     last = np.arange(12)[::-1]
-    turned = file.law(file.coefficients, last, neighbours)
+    turned = history.law(history.coefficients, last, neighbours)
     np.testing.assert_allclose(turned.covariance, expected[np.ix_(last, last)], rtol=1e-12, atol=1e-12)
 
 
@@ -83,12 +86,12 @@ def test_drawn_noise_has_that_law_over_rounds_in_which_members_leave() -> None:
     for round_, members in enumerate(SHARING):
         drawn = source.among(members).draw(LAW, members, dim, round_, CPU)
         sums[list(members)] += (round_ + 1) * drawn
-    file = filed(SHARING, SHARING, np.arange(1.0, 4.0) * np.ones((12, 1)))
-    law = file.law(file.coefficients, np.arange(12), 4).covariance
+    history = history_of(SHARING, SHARING, np.arange(1.0, 4.0) * np.ones((12, 1)))
+    law = history.law(history.coefficients, np.arange(12), 4).covariance
     measured = (sums.double() @ sums.double().T / dim).numpy()
     scale = np.sqrt(np.outer(law.diagonal(), law.diagonal()))
     assert np.abs((measured - law) / scale).max() < 6 / np.sqrt(dim)
-    apart = file.law(file.coefficients, np.arange(12)).covariance
+    apart = history.law(history.coefficients, np.arange(12)).covariance
     assert np.abs((measured - apart) / scale).max() > 0.1, "secrets with all give another law"
 
 
@@ -96,7 +99,7 @@ def one_round(neighbours: int | None, told: int | None, sharing: tuple[int, ...]
     """How many are expelled for honest noise on a graph; the server reckons with `told` neighbours each."""
     release = Release(clip=0.1, law=NoiseLaw(0.1, 1.0))
     rule = aggregation.parse("evidence+mean", f=2)
-    algorithm = guarded(
+    algorithm = staged(
         algorithms["byz-clip-sgd"](momentum=0.0).build, Setup(20, 2, 1, rule, release, neighbours=told)
     )
     model = build("logistic", (4000,), 2)

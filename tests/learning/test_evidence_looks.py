@@ -15,18 +15,19 @@ from trilemma import aggregation, privacy
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
 from trilemma.learning import Algorithm, Messages, Setup, algorithms
-from trilemma.learning.defences.evidence import Expulsion, convict, guarded, hidden_shift
-from trilemma.learning.defences.evidence.file import File
+from trilemma.learning.defences.evidence import Expulsion, convict, hidden_shift
 from trilemma.learning.defences.evidence.guard import SINGLE
+from trilemma.learning.defences.evidence.history import ClientHistory
 from trilemma.learning.defences.evidence.schedule import EARLY, looks
+from trilemma.learning.defences.stage import staged
 from trilemma.learning.protocol import State
 from trilemma.learning.steps.trace import Law
 from trilemma.models import build
 from trilemma.privacy.types import NoiseLaw, Release
+from trilemma_lab.adversary.candidate import Candidates
 from trilemma_lab.adversary.informed import Foreseen
+from trilemma_lab.adversary.lookahead import Lookahead
 from trilemma_lab.adversary.many_rounds import foreseen
-from trilemma_lab.adversary.outlook import Outlook
-from trilemma_lab.adversary.tryout import Tryout
 
 CLIENTS, LIARS, ROUNDS = 20, 4, 30
 EVERYBODY = tuple(range(CLIENTS))
@@ -42,7 +43,7 @@ def server(
 ) -> Algorithm:
     """Byz-Clip-SGD without momentum, steps of −1: the model is the sum of aggregates, less."""
     setup = Setup(CLIENTS, LIARS, rounds, aggregation.parse(rule, f=LIARS), Release(clip=clip, law=law))
-    return guarded(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
+    return staged(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
 
 
 def start(algorithm: Algorithm) -> State:
@@ -106,7 +107,7 @@ def test_all_looks_of_a_run_together_raise_a_false_alarm_with_the_stated_probabi
         taken: list[float] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "trilemma.learning.defences.evidence.court.convict",
+                "trilemma.learning.defences.evidence.detector.convict",
                 lambda gram, law, liars, alarm, seen, taken=taken: taken.append(alarm) or [],
             )
             state = algorithm.server(Messages(noise(round_)), state, round_, Key(3)).state
@@ -116,14 +117,14 @@ def test_all_looks_of_a_run_together_raise_a_false_alarm_with_the_stated_probabi
 
 
 def test_a_look_that_was_missed_is_made_up_for_in_the_next_round_that_is_held() -> None:
-    court = server().court
-    file = File.empty(CLIENTS, ROUNDS, torch.zeros(3))
-    assert court.schedule[7:10] == (7, 9, 12)
-    held = replace(file, sharing=(torch.arange(ROUNDS) < 9).repeat(CLIENTS, 1))  # rounds 0 … 8
-    assert court.due(held, 9)
-    assert court.due(held, 10)  # round 9 was not held
+    detector = server().detector
+    history = ClientHistory.empty(CLIENTS, ROUNDS, torch.zeros(3))
+    assert detector.schedule[7:10] == (7, 9, 12)
+    held = replace(history, sharing=(torch.arange(ROUNDS) < 9).repeat(CLIENTS, 1))  # rounds 0 … 8
+    assert detector.due(held, 9)
+    assert detector.due(held, 10)  # round 9 was not held
     held.sharing[:, 10] = True
-    assert not court.due(held, 11)
+    assert not detector.due(held, 11)
 
 
 def test_a_drift_that_no_message_shows_is_seen_at_the_next_look_and_undone() -> None:
@@ -162,29 +163,29 @@ def test_who_is_expelled_between_looks_is_not_taken_back_twice() -> None:
 
 
 def test_liars_are_told_the_truth_about_rounds_with_and_without_a_look() -> None:
-    """Where the outlook says the model goes is where it goes, and somebody is expelled where it says so."""
+    """Where the lookahead says the model goes is where it goes, and somebody is expelled where it says so."""
     algorithm = server(clip=0.05)
     state, push, awaited = start(algorithm), torch.eye(1, MODEL.dim), set()
     for round_ in range(17):
         sent = noise(round_)
         sent[:, 1] += 0.05
-        outlook = Outlook.of(algorithm.court, state, sent, EVERYBODY, round_)
-        gram = outlook.gram(push)
+        lookahead = Lookahead.of(algorithm.detector, state, sent, EVERYBODY, round_)
+        gram = lookahead.gram(push)
         changes = torch.zeros(1, LIARS, len(gram), dtype=torch.float64)
         changes[..., -1] = 3.6 if round_ < 12 else 7.2
-        foreseen = outlook.outcomes(gram, np.arange(CLIENTS - LIARS, CLIENTS), changes, push)
+        foreseen = lookahead.outcomes(gram, np.arange(CLIENTS - LIARS, CLIENTS), changes, push)
         sent = sent.clone()
         sent[-LIARS:] += changes[0, :, -1:].float() * push
-        origin = File.read(state).origin
+        origin = ClientHistory.read(state).origin
         step = algorithm.server(Messages(sent), state, round_, Key(3))
         assert bool(foreseen.expelled) == bool(step.report["expelled"])
-        reckoned = outlook.looked()
+        reckoned = lookahead.looked()
         looked = reckoned.outcomes(reckoned.gram(push), np.arange(CLIENTS - LIARS, CLIENTS), changes, push)
         assert bool(looked.expelled) or not foreseen.expelled
         if looked.expelled and not foreseen.expelled:
             awaited.add(round_)
         if not foreseen.expelled:
-            move = foreseen.move[0] @ torch.cat([outlook.vectors, push]).double()
+            move = foreseen.move[0] @ torch.cat([lookahead.vectors, push]).double()
             assert torch.allclose(step.broadcast["params"], (origin + move).float(), atol=1e-3)
         state = step.state
     assert awaited == {13, 14, 15}  # after the look in round 12
@@ -214,12 +215,12 @@ def test_liars_are_told_what_the_rule_after_evidence_makes_of_their_messages(
     for round_, members in enumerate([EVERYBODY, EVERYBODY, EVERYBODY[2:], EVERYBODY[:1] + EVERYBODY[3:]]):
         sent = noise(round_)[list(members)]
         sent[:, 1] += 2.0
-        outlook = Outlook.of(algorithm.court, state, sent, members, round_)
-        gram, lying = outlook.gram(push), np.arange(len(members) - LIARS, len(members))
+        lookahead = Lookahead.of(algorithm.detector, state, sent, members, round_)
+        gram, lying = lookahead.gram(push), np.arange(len(members) - LIARS, len(members))
         changes = torch.zeros(2, LIARS, len(gram), dtype=torch.float64)
         changes[1, :, -2] = 1.5
-        found = outlook.outcomes(gram, lying, changes, push)
-        basis, origin = torch.cat([outlook.vectors, push]).double(), File.read(state).origin
+        found = lookahead.outcomes(gram, lying, changes, push)
+        basis, origin = torch.cat([lookahead.vectors, push]).double(), ClientHistory.read(state).origin
         for place in range(2):
             told = sent.clone()
             told[-LIARS:] += changes[place, :, -2:].float() @ push
@@ -241,7 +242,7 @@ def test_a_message_whose_step_no_number_holds_is_no_part_of_the_sums(method: str
     """3·10³⁸ is a number and ten times as much is none: 0 times that would have been the model's end."""
     options = {"momentum": 0.0, "lr": 10.0} if method == "byz-clip-sgd" else {"beta": 10.0}
     setup = Setup(CLIENTS, LIARS, ROUNDS, aggregation.parse("evidence+mean", f=LIARS), Release(0.5, LAW))
-    algorithm = guarded(algorithms[method](**options).build, setup)
+    algorithm = staged(algorithms[method](**options).build, setup)
     state = start(algorithm)
     for now in range(round_ + 2):
         members = algorithm.members(state)
@@ -279,16 +280,16 @@ def test_what_a_gpu_records_is_what_is_worked_out_step_by_step(
         sent[:, 1] += 1.5
         sent[-LIARS:, 2] += 3.0
         sent[:, 3] += 5.0 * (-1.0) ** torch.arange(CLIENTS)  # a second direction
-        outlook = Outlook.of(algorithm.court, state, sent, EVERYBODY, round_)
-        gram = outlook.gram(push)
+        lookahead = Lookahead.of(algorithm.detector, state, sent, EVERYBODY, round_)
+        gram = lookahead.gram(push)
         changes = torch.zeros(30, LIARS, len(gram), dtype=torch.float64)
         changes[..., -3] = torch.linspace(0.0, 20.0, 30, dtype=torch.float64)[:, None]
-        expected = outlook.outcomes(gram, liars, changes, push)
+        expected = lookahead.outcomes(gram, liars, changes, push)
         there = {name: part.to(device) for name, part in state.items()}
-        same = Outlook.of(algorithm.court, there, sent.to(device), EVERYBODY, round_)
+        same = Lookahead.of(algorithm.detector, there, sent.to(device), EVERYBODY, round_)
         given = (gram.to(device), torch.from_numpy(liars).to(device), changes.to(device), same.step)
 
-        def played(same: Outlook = same, given: tuple[Any, ...] = given) -> Foreseen | None:
+        def played(same: Lookahead = same, given: tuple[Any, ...] = given) -> Foreseen | None:
             return foreseen(*given, *same._looks, same._taken, same._weigher)
 
         for _ in range(2):  # a recording is played again
@@ -315,15 +316,18 @@ def test_recordings_foresee_a_server_that_sets_nothing_right(rule: str, device: 
     """One that is told not to, or that has a robust rule and a quarter of liars or more."""
     count = LIARS if "correct" in rule else 6
     setup = Setup(CLIENTS, count, ROUNDS, aggregation.parse(rule, f=count), Release(clip=0.05, law=LAW))
-    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
+    algorithm = staged(algorithms["byz-clip-sgd"](momentum=0.0, lr=1.0).build, setup)
     state, sent, push = start(algorithm), noise(0), torch.eye(1, MODEL.dim)
-    outlook, liars = Outlook.of(algorithm.court, state, sent, EVERYBODY, 0), np.arange(CLIENTS)[-count:]
-    gram = outlook.gram(push)
+    lookahead, liars = (
+        Lookahead.of(algorithm.detector, state, sent, EVERYBODY, 0),
+        np.arange(CLIENTS)[-count:],
+    )
+    gram = lookahead.gram(push)
     changes = torch.zeros(30, count, len(gram), dtype=torch.float64)
     changes[..., -1] = torch.linspace(0.0, 20.0, 30, dtype=torch.float64)[:, None]
-    expected = outlook.outcomes(gram, liars, changes, push)
+    expected = lookahead.outcomes(gram, liars, changes, push)
     there = {name: part.to(device) for name, part in state.items()}
-    same = Outlook.of(algorithm.court, there, sent.to(device), EVERYBODY, 0)
+    same = Lookahead.of(algorithm.detector, there, sent.to(device), EVERYBODY, 0)
     given = (gram.to(device), torch.from_numpy(liars).to(device), changes.to(device), same.step)
     for _ in range(2):  # a recording is played again
         found = foreseen(*given, *same._looks, same._taken, same._weigher)
@@ -345,13 +349,13 @@ def reached(rounds: int, seed: int, law: NoiseLaw = LAW) -> tuple[float, int]:
             sent = source.among(members).draw(law, members, MODEL.dim, round_, CPU)
             liars = [row for row, client in enumerate(members) if client >= CLIENTS - LIARS]
             if lying and liars:
-                outlook = Outlook.of(algorithm.court, state, sent, members, round_)
+                lookahead = Lookahead.of(algorithm.detector, state, sent, members, round_)
                 names = tuple(members[row] for row in liars)
-                tryout = Tryout(outlook, names, np.ones(len(liars)), way, -way[0], "protocol")
-                lies = tryout.lies(0, range(1, 15))
-                harm = tryout.judged(lies).harm
-                if harm.max() > tryout.judged(tryout.honest).harm[0]:
-                    sent[liars] += tryout.sent(lies, int(harm.argmax())).to(sent)
+                candidates = Candidates(lookahead, names, np.ones(len(liars)), way, -way[0], "protocol")
+                lies = candidates.lies(0, range(1, 15))
+                harm = candidates.judged(lies).harm
+                if harm.max() > candidates.judged(candidates.honest).harm[0]:
+                    sent[liars] += candidates.sent(lies, int(harm.argmax())).to(sent)
             state = algorithm.server(Messages(sent, senders=members), state, round_, Key(3)).state
         ends.append(float(state["params"][0]))
         left.append(sum(client >= CLIENTS - LIARS for client in algorithm.members(state)))
@@ -439,22 +443,22 @@ def test_rows_of_the_basis_are_those_of_its_one_piece() -> None:
     """Sums, messages and the move lie apart; liars ask for a few rows of any of them."""
     algorithm = server()
     state, sent = start(algorithm), noise(0)
-    outlook = Outlook.of(algorithm.court, state, sent, EVERYBODY, 0)
-    last = len(outlook.vectors) - 1
+    lookahead = Lookahead.of(algorithm.detector, state, sent, EVERYBODY, 0)
+    last = len(lookahead.vectors) - 1
     for places in ([], [0, 3], [2, CLIENTS, CLIENTS + 4, last], [last]):
-        assert torch.equal(outlook.rows(np.array(places, dtype=np.int64)), outlook.vectors[places])
+        assert torch.equal(lookahead.rows(np.array(places, dtype=np.int64)), lookahead.vectors[places])
 
 
 def test_of_two_who_are_set_aside_one_counts_as_a_liar_that_is_gone() -> None:
     """Four may lie and one copies an honest client: both go, and three may still lie among the others."""
     algorithm = server(rounds=2)
-    court, state, sent = algorithm.court, start(algorithm), noise(0)
+    detector, state, sent = algorithm.detector, start(algorithm), noise(0)
     sent[19] = sent[3]
     step = algorithm.server(Messages(sent), state, 0, Key(3))
     assert [(one.client, one.test) for one in step.report["expelled"]] == [
         (3, "one of a pair"),
         (19, "one of a pair"),
     ]
-    file = File.read(step.state)
-    assert court.liars(file) == LIARS - 1
-    assert court.liars(file.expelling([Expulsion(18, "length")])) == LIARS - 2
+    history = ClientHistory.read(step.state)
+    assert detector.liars(history) == LIARS - 1
+    assert detector.liars(history.expelling([Expulsion(18, "length")])) == LIARS - 2

@@ -15,12 +15,12 @@ from torch import Tensor
 from trilemma import aggregation
 from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.defences.evidence import guarded
+from trilemma.learning.defences.stage import staged
 from trilemma.learning.protocol import Algorithm, State
 from trilemma.models import build
 from trilemma.privacy import SimulatedNoise
 from trilemma.privacy.types import NoiseLaw, Release
-from trilemma_lab.adversary.outlook import Outlook
+from trilemma_lab.adversary.lookahead import Lookahead
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Round:
     truth: Tensor
 
     @property
-    def outlook(self) -> Outlook:
-        return Outlook.of(self.algorithm.court, self.state, self.sent, self.senders, self.number)
+    def lookahead(self) -> Lookahead:
+        return Lookahead.of(self.algorithm.detector, self.state, self.sent, self.senders, self.number)
 
     @property
     def rows(self) -> slice:
@@ -57,7 +57,7 @@ class Round:
     def harm(self, lies: Tensor) -> float:
         """Return how far the model lands against the truth, −∞ if somebody is expelled."""
         expelled, move = self.after(lies)
-        sense = np.copysign(1.0, self.outlook.step)
+        sense = np.copysign(1.0, self.lookahead.step)
         return -np.inf if expelled else -float(sense * move @ (self.truth / self.truth.norm()))
 
 
@@ -67,7 +67,7 @@ def rounds(
     """Return a round after so many `before`, in which some were `unheard` and liars pushed a little."""
     law, everyone, source = NoiseLaw(1.0, 0.65), tuple(range(clients)), SimulatedNoise(Key(seed), clients)
     setup = Setup(clients, liars, 30, aggregation.parse(rule, f=liars), Release(clip=2.25, law=law))
-    algorithm = guarded(algorithms["byz-clip-sgd"](momentum=0.0, lr=0.5).build, setup)
+    algorithm = staged(algorithms["byz-clip-sgd"](momentum=0.0, lr=0.5).build, setup)
     model = build("multinomial", (dim // 2 - 1,), 2, start="zero")
     truth = torch.randn(model.dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     truth = 1.1 * truth / truth.norm()
@@ -87,12 +87,12 @@ def lie(round_: Round, way: Tensor, strength: float, turned: str | None) -> Tens
     """Return what liars add (f, d): a shift, or what turns messages, or sums; None if impossible."""
     if turned is None:
         return strength * way.expand(round_.liars, -1)
-    outlook = round_.outlook
-    n, k = len(outlook.vectors) - len(round_.senders) - 1, len(round_.senders)
+    lookahead = round_.lookahead
+    n, k = len(lookahead.vectors) - len(round_.senders) - 1, len(round_.senders)
     places, scale = (range(n + k - round_.liars, n + k), 1.0)
     if turned == "sums":
-        places, scale = round_.senders[-round_.liars :], outlook.step
-    rows = outlook.vectors[list(places)].double()
+        places, scale = round_.senders[-round_.liars :], lookahead.step
+    rows = lookahead.vectors[list(places)].double()
     along = rows @ way
     across, goal = rows - along[:, None] * way, along.mean() + scale * strength
     inner = (rows @ rows.T - goal**2).numpy()

@@ -17,17 +17,17 @@ from trilemma.attacks import View
 from trilemma.base.keys import Key
 from trilemma_lab.adversary import many_rounds, memoryless
 from trilemma_lab.adversary.adaptive import Adaptive
+from trilemma_lab.adversary.candidate import Candidates
 from trilemma_lab.adversary.informed import Foreseen, Informed
+from trilemma_lab.adversary.lookahead import Lookahead
 from trilemma_lab.adversary.many_rounds import SearchEffort, Weigher, foreseen, recordable
 from trilemma_lab.adversary.memoryless import one_by_one, shifted
-from trilemma_lab.adversary.outlook import Outlook
-from trilemma_lab.adversary.tryout import Tryout
 
 STEP = -0.5
 WAY = torch.ones(50, dtype=torch.float64) / 50**0.5
 
 
-def tryout(noise: str, limit: float = np.inf) -> Tryout:
+def candidates(noise: str, limit: float = np.inf) -> Candidates:
     """Ten clients' random messages, the last three liars', and a server that expels sums over `limit`."""
     rng = torch.Generator().manual_seed(1)
     sums = torch.randn(10, 50, generator=rng, dtype=torch.float64)
@@ -54,18 +54,18 @@ def tryout(noise: str, limit: float = np.inf) -> Tryout:
         gram=gram,
         outcomes=outcomes,
     )
-    return Tryout(defence, (7, 8, 9), np.ones(3), -WAY[None], torch.ones(50, dtype=torch.float64), noise)
+    return Candidates(defence, (7, 8, 9), np.ones(3), -WAY[None], torch.ones(50, dtype=torch.float64), noise)
 
 
-def harm(tryout: Tryout, strength: float) -> float:
+def harm(candidates: Candidates, strength: float) -> float:
     """The most harm that a strength does, −∞ where it cannot be sent."""
-    return float(tryout.judged(tryout.lies(0, [strength])).harm.max(initial=-np.inf))
+    return float(candidates.judged(candidates.lies(0, [strength])).harm.max(initial=-np.inf))
 
 
 @pytest.mark.parametrize("noise", ["protocol", "rotated"])
 def test_harm_is_what_the_messages_do_to_the_mean(noise: str) -> None:
     """The Gram matrix's answer against the messages themselves."""
-    made = tryout(noise)
+    made = candidates(noise)
     lies = made.lies(0, [4.0])
     for place, found in enumerate(made.judged(lies).harm):
         after = made.defence.vectors[:10].mean(0) + STEP * made.sent(lies, place).sum(0) / 10
@@ -75,7 +75,7 @@ def test_harm_is_what_the_messages_do_to_the_mean(noise: str) -> None:
 
 def test_rotated_noise_keeps_every_length_and_inner_product_among_liars() -> None:
     """Of messages, or of sums: here one is a multiple of the other, so of both."""
-    made = tryout("rotated")
+    made = candidates("rotated")
     before, lies = made.defence.vectors[10:20], made.lies(0, [4.0])
     assert len(lies) == 2
     for place in range(2):
@@ -88,10 +88,10 @@ def test_rotated_noise_keeps_every_length_and_inner_product_among_liars() -> Non
 
 def test_stretched_noise_is_turned_as_far_as_it_goes_and_then_made_longer_along_the_direction() -> None:
     """Across it liars stay as they are when they have turned as far as they can."""
-    made = tryout("stretched")
-    before, ends = made.defence.vectors[10:20], tryout("rotated").furthest(0)
+    made = candidates("stretched")
+    before, ends = made.defence.vectors[10:20], candidates("rotated").furthest(0)
     lies = made.lies(0, [0.5 * min(ends), max(ends), 3 * max(ends)])
-    rotated = tryout("rotated").lies(0, [0.5 * min(ends)])
+    rotated = candidates("rotated").lies(0, [0.5 * min(ends)])
     assert lies.changes[[0, 3]] == pytest.approx(rotated.changes, abs=1e-9)
     across = []
     for place, strength in enumerate(lies.strength):
@@ -106,7 +106,7 @@ def test_stretched_noise_is_turned_as_far_as_it_goes_and_then_made_longer_along_
 
 def test_noise_is_turned_as_far_as_it_goes_and_no_further() -> None:
     """Between two strengths of a grid nearly a fifth of the push would be given away."""
-    found = tryout("rotated")
+    found = candidates("rotated")
     for end in found.furthest(0):
         assert np.isfinite(harm(found, end))
     assert harm(found, 1.001 * max(found.furthest(0))) == -np.inf
@@ -122,8 +122,8 @@ def test_liars_whose_noise_cannot_turn_any_further_send_it_as_it_is() -> None:
 
 
 def test_a_lie_that_would_be_expelled_is_not_a_candidate() -> None:
-    longest = float((tryout("protocol").defence.vectors[:10] ** 2).sum(1).max())
-    limited = tryout("protocol", limit=longest * 1.01)
+    longest = float((candidates("protocol").defence.vectors[:10] ** 2).sum(1).max())
+    limited = candidates("protocol", limit=longest * 1.01)
     assert np.isfinite(harm(limited, 1e-3))
     assert harm(limited, 1e3) == -np.inf
 
@@ -144,8 +144,8 @@ def test_what_is_foreseen_for_all_lies_is_what_the_server_does_with_each(case: t
     """Expelled or not, and where the model lands: with members left out, unheard, and liars in view."""
     made = rounds(1, *case)
     way = -made.truth / made.truth.norm()
-    there = Tryout(
-        made.outlook, made.senders[-made.liars :], np.ones(made.liars), way[None], made.truth, noise
+    there = Candidates(
+        made.lookahead, made.senders[-made.liars :], np.ones(made.liars), way[None], made.truth, noise
     )
     lies = there.lies(0, [0.3, 1.0, 3.0, 8.0, 15.0, 30.0, 80.0])
     changes = there.in_the_basis(lies.changes)
@@ -172,18 +172,18 @@ def test_what_is_foreseen_in_one_piece_is_what_is_foreseen_step_by_step(
     """
     monkeypatch.setattr(many_rounds, "WALKS", walks)
     made = rounds(1, rule, 20, 4, 300, 2, 0, 1.0)
-    outlook, way = made.outlook.looked(), -made.truth / made.truth.norm()
-    there = Tryout(outlook, made.senders[-4:], np.ones(4), way[None], made.truth, noise)
+    lookahead, way = made.lookahead.looked(), -made.truth / made.truth.norm()
+    there = Candidates(lookahead, made.senders[-4:], np.ones(4), way[None], made.truth, noise)
     lies = there.lies(0, np.geomspace(0.3, 80.0, 24).tolist())
     changes = there.in_the_basis(lies.changes)
-    expected = outlook.outcomes(there.measured, there.active, changes, there.beside)
-    (whole, fresh), chain = outlook._looks, outlook._rule
+    expected = lookahead.outcomes(there.measured, there.active, changes, there.beside)
+    (whole, fresh), chain = lookahead._looks, lookahead._rule
     assert recordable(whole, fresh)
     weigher = None
     if chain is not None:
-        weigher = Weigher(rule, chain.weights_from_grams or outlook._weights, rule != "evidence+smea")
-    which, taken = torch.from_numpy(there.active), outlook.file.taken
-    given = (there.measured, which, changes, outlook.step, whole, fresh, taken, weigher)
+        weigher = Weigher(rule, chain.weights_from_grams or lookahead._weights, rule != "evidence+smea")
+    which, taken = torch.from_numpy(there.active), lookahead.history.taken
+    given = (there.measured, which, changes, lookahead.step, whole, fresh, taken, weigher)
     effort = SearchEffort(walk=1)
     found = foreseen(*given, effort)
     assert found is not None
@@ -204,8 +204,8 @@ def test_bold_liars_push_between_looks_as_far_as_messages_hide() -> None:
     made = rounds(1, "evidence+mean", 12, 2, 60, 8, 0, 8.0)
     way = -made.truth / made.truth.norm()
     most = []
-    for reckoned in (made.outlook.looked(), made.outlook):
-        there = Tryout(reckoned, made.senders[-2:], np.ones(2), way[None], made.truth, "protocol")
+    for reckoned in (made.lookahead.looked(), made.lookahead):
+        there = Candidates(reckoned, made.senders[-2:], np.ones(2), way[None], made.truth, "protocol")
         lies = there.lies(0, np.geomspace(0.1, 100.0, 40).tolist())
         harm = there.judged(lies).harm
         assert not made.after(there.sent(lies, int(harm.argmax())))[0]
@@ -222,7 +222,7 @@ def seen_by_liars(made: Round, uphill: torch.Tensor | None = None) -> Informed:
         target=lambda x, key=None: x,
         round=made.number,
         key=Key(0),
-        defence=lambda: made.outlook,
+        defence=lambda: made.lookahead,
         truth=lambda: made.truth,
         uphill=None if uphill is None else lambda: uphill,
         members=made.senders[-made.liars :],
@@ -249,7 +249,7 @@ def test_lies_that_lean_back_along_the_gradient_land_further_uphill() -> None:
         crafted = Adaptive(direction=direction, noise="rotated").build().craft(view)
         expelled, move = made.after(crafted.messages - view.own)
         assert not expelled
-        landed[direction] = float(np.sign(made.outlook.step) * (move @ uphill))
+        landed[direction] = float(np.sign(made.lookahead.step) * (move @ uphill))
     assert landed["slanted"] > 1.2 * landed["loss"] > 0
 
 
@@ -346,7 +346,7 @@ def test_a_rule_alone_is_foreseen_in_one_piece_as_it_is_lie_by_lie(
     view = View(honest, own, 4, aggregation.parse(rule, f=4), round=0, key=Key(0))
     defence, way = memoryless.RuleAlone.of(view, own), -torch.ones(80, dtype=torch.float64) / 80**0.5
     assert defence is not None
-    there = Tryout(defence, (16, 17, 18, 19), np.ones(4), way[None], -way, "protocol")
+    there = Candidates(defence, (16, 17, 18, 19), np.ones(4), way[None], -way, "protocol")
     changes = there.in_the_basis(there.lies(0, np.geomspace(0.1, 100.0, 20)).changes)
     expected = defence.outcomes(there.measured, there.active, changes, there.beside).move
     which = torch.from_numpy(there.active)
@@ -369,7 +369,7 @@ def test_noise_of_messages_of_few_digits_is_turned_towards_a_direction_of_all_it
     way = torch.randn(80, generator=generator, dtype=torch.float64)
     way, defence = way / way.norm(), memoryless.RuleAlone.of(view, own)
     assert defence is not None
-    there = Tryout(defence, (16, 17, 18, 19), np.ones(4), way[None], -way, "rotated")
+    there = Candidates(defence, (16, 17, 18, 19), np.ones(4), way[None], -way, "rotated")
     vectors = torch.cat([own.double(), way[None]])
     assert torch.from_numpy(there._inner) == pytest.approx(vectors @ vectors.T, abs=1e-6)
 
@@ -405,7 +405,7 @@ def test_on_a_gpu_the_search_finds_what_it_finds_on_a_cpu(noise: str) -> None:
     progress = simulate.engine.start(ready)
     for _ in range(2):
         progress, _ = simulate.engine.step(ready, progress)
-    court, heard = ready.resolved.algorithm.court, tuple(range(20))
+    detector, heard = ready.resolved.algorithm.detector, tuple(range(20))
     generator = torch.Generator().manual_seed(1)
     dim = ready.clients.model.dim
     sent = torch.randn(20, dim, generator=generator)
@@ -413,8 +413,8 @@ def test_on_a_gpu_the_search_finds_what_it_finds_on_a_cpu(noise: str) -> None:
     found = []
     for device in ("cpu", "cuda"):
         state = {name: part.to(device) for name, part in progress.server.items()}
-        outlook = Outlook.of(court, state, sent.to(device), heard, 2)
-        there = Tryout(outlook, heard[-4:], np.ones(4), way.to(device), -way[0].to(device), noise)
+        lookahead = Lookahead.of(detector, state, sent.to(device), heard, 2)
+        there = Candidates(lookahead, heard[-4:], np.ones(4), way.to(device), -way[0].to(device), noise)
         found.append(there.judged(there.lies(0, [0.1, 1.0, 3.0, 10.0, 100.0])).harm)
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 

@@ -15,8 +15,8 @@ from trilemma.attacks import View
 from trilemma.base.errors import ConfigError
 from trilemma.base.keys import Key
 from trilemma_lab.adversary.adaptive import Adaptive
+from trilemma_lab.adversary.candidate import Candidates
 from trilemma_lab.adversary.own_ways import SHARES, apart, ranked
-from trilemma_lab.adversary.tryout import Tryout
 
 NEEDED = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, NEEDED])]
@@ -143,7 +143,7 @@ def test_what_is_foreseen_of_lies_that_differ_is_what_the_server_does_with_each(
     way = -made.truth / made.truth.norm()
     shifts = apart(way[None], 4, Key(3))[0]
     liars = made.senders[-4:]
-    there = Tryout(made.outlook, liars, np.ones(4), shifts, made.truth, "protocol", own_ways=True)
+    there = Candidates(made.lookahead, liars, np.ones(4), shifts, made.truth, "protocol", own_ways=True)
     assert there.ways == 1
     lies = there.lies(0, [0.3, 1.0, 3.0, 8.0, 15.0, 30.0, 80.0])
     changes = there.in_the_basis(lies.changes)

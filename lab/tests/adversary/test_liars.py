@@ -16,7 +16,7 @@ from trilemma.simulate.evaluation import evaluate
 from trilemma.task import Task
 from trilemma_lab.adversary import ahead, liars
 from trilemma_lab.adversary.ahead import Ahead
-from trilemma_lab.adversary.outlook import Outlook
+from trilemma_lab.adversary.lookahead import Lookahead
 
 RUN = {
     "federation": {"clients": 10, "byzantine": 2},
@@ -71,16 +71,16 @@ def looking_ahead(*changes: str) -> Ahead:
 def test_the_outlook_tells_where_a_round_leads_as_the_server_does(rule: str) -> None:
     """And measures what is beside its basis as if all were measured at once; of columns it tells nothing."""
     seen = looking_ahead(f"aggregation.rule={rule}", "privacy.epsilon=3.0")
-    court = seen.experiment.resolved.algorithm.court
-    assert court is not None
-    outlook, other = (
-        Outlook.of(court, seen.progress.server, seen.sent.vectors, seen.heard, 2) for _ in range(2)
+    detector = seen.experiment.resolved.algorithm.detector
+    assert detector is not None
+    lookahead, other = (
+        Lookahead.of(detector, seen.progress.server, seen.sent.vectors, seen.heard, 2) for _ in range(2)
     )
-    assert (outlook.led() is None) == rule.endswith("cwmed")
-    told = replace(seen, outlook=lambda: outlook).after
+    assert (lookahead.led() is None) == rule.endswith("cwmed")
+    told = replace(seen, lookahead=lambda: lookahead).after
     assert float((told - seen.after).norm()) < 1e-5 * float((seen.after - seen.start).norm())
     beside = torch.randn(2, len(told), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found, expected = outlook.gram(beside), other.gram(beside)
+    found, expected = lookahead.gram(beside), other.gram(beside)
     scale = expected.diagonal().sqrt()
     assert float(((found - expected) / torch.outer(scale, scale)).abs().max()) < 1e-6
 
@@ -90,12 +90,12 @@ def test_a_round_with_a_message_that_is_not_finite_leads_where_the_server_goes_w
     number: float,
 ) -> None:
     seen = looking_ahead("privacy.epsilon=3.0")
-    court = seen.experiment.resolved.algorithm.court
-    assert court is not None
+    detector = seen.experiment.resolved.algorithm.detector
+    assert detector is not None
     seen.sent.vectors[1, 3] = number
-    outlook = Outlook.of(court, seen.progress.server, seen.sent.vectors, seen.heard, 2)
+    lookahead = Lookahead.of(detector, seen.progress.server, seen.sent.vectors, seen.heard, 2)
     assert bool(seen.after.isfinite().all())
-    assert torch.equal(replace(seen, outlook=lambda: outlook).after, seen.after)
+    assert torch.equal(replace(seen, lookahead=lambda: lookahead).after, seen.after)
 
 
 def test_the_loss_rises_most_where_the_mean_of_the_clients_gradients_points() -> None:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 
 from trilemma import aggregation, privacy
 from trilemma.aggregation import Rule
-from trilemma.aggregation.evidence import Evidence
 from trilemma.base.errors import ConfigError, PrivacyError
 from trilemma.experiment.parsing import Config
 from trilemma.learning import Algorithm, Setup
-from trilemma.learning.defences.screens.screen import stage_of
-from trilemma.learning.defences.stages import staged
+from trilemma.learning.defences.evidence import Evidence
+from trilemma.learning.defences.stage import stage_of, staged
 from trilemma.learning.protocol import Clients
 from trilemma.learning.steps.own_scores import OwnScores, release_of
 from trilemma.models.types import Model

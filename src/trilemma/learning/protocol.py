@@ -144,9 +144,9 @@ class Algorithm:
         inquiry: The second exchange of every round; None: there is only one exchange.
         trace: How releases move the model, if that is linear; None: it is not.
         members: server state -> the clients that still take part; None: all of them.
-        court: How a defended server judges its clients (`trilemma.learning.defences.evidence.court.Court`);
+        detector: How a defended server judges its clients (`learning.defences.evidence.detector.Detector`);
             None: the server has no evidence stage.
-        screen: The name of the screen (`trilemma.learning.defences.screens`) applied before the rule; empty:
+        filter: The name of the filter (`trilemma.learning.defences`) applied before the rule; empty:
             none.
     """
 
@@ -165,8 +165,8 @@ class Algorithm:
     inquiry: Inquiry | None = None
     trace: Trace | None = None
     members: Callable[[State], tuple[int, ...]] | None = None
-    court: Any = None
-    screen: str = ""
+    detector: Any = None
+    filter: str = ""
 
     def personal(self, alone: Clients, key: Key, device: torch.device | str = "cpu") -> bool:
         """Tell whether clients' own models are scored, by calling `evaluated` for the one client `alone`."""

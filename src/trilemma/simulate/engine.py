@@ -233,7 +233,7 @@ def _received(
         members=liars,
     )
     if not exchange:
-        if algorithm.court is not None or algorithm.screen:
+        if algorithm.detector is not None or algorithm.filter:
             view = replace(view, target=Rehearsal(algorithm, progress.server, progress.round, heard))
         if experiment.attack.informed is not None:
             view = experiment.attack.informed(Moment(experiment, progress, sent, stepped, heard), view)

@@ -67,8 +67,8 @@ def refuse_what_cannot_be_cut(experiment: Experiment, ranks: Ranks) -> None:
         f"[algorithm] {name!r}: its server asks twice in a round": algorithm.inquiry is not None,
         f"[algorithm] {name!r}: clients have models of their own": experiment.personal,
         f"[algorithm] {name!r} lives with messages that are not finite": algorithm.tolerates_nonfinite,
-        f"[aggregation] {said.aggregation.rule!r} looks at whole messages": algorithm.court is not None
-        or bool(algorithm.screen),
+        f"[aggregation] {said.aggregation.rule!r} looks at whole messages": algorithm.detector is not None
+        or bool(algorithm.filter),
         "[aggregation] root: its examples are in one process": bool(said.aggregation.root),
         f"[aggregation] tune = {said.aggregation.tune!r}: clients end with their own": experiment.at_home,
         f"[model] {said.model.name!r}: clients keep running statistics": bool(model.buffers),

@@ -24,9 +24,9 @@ from hypothesis.extra import numpy as hnp
 
 from trilemma import aggregation as agg
 from trilemma.aggregation.steps.rule import Promise
-from trilemma.aggregation.steps.stage import Stage
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
+from trilemma.learning.defences.stage import Stage
 from trilemma.testing import chosen
 from trilemma.testing.adversary import Array, climb
 from trilemma.testing.inputs import D, F, N, attacked, float64, sample, spread

@@ -16,7 +16,7 @@ from trilemma.federation.protocol import shelf, wire
 from trilemma.federation.protocol.memory import Memory
 from trilemma.federation.server import commits
 from trilemma.federation.server.commits import KEPT, CommitLog
-from trilemma.learning.defences.evidence import file as evidence_file
+from trilemma.learning.defences.evidence import file as evidence_history
 from trilemma.learning.steps import gridded
 from trilemma.storage import mapped
 
@@ -42,7 +42,7 @@ def on_files(monkeypatch):
     monkeypatch.setattr(shelf, "IN_MEMORY", 0)
     monkeypatch.setattr(gridded, "TOGETHER", 10)
     monkeypatch.setattr(memory_files, "TOGETHER", 10)
-    monkeypatch.setattr(evidence_file, "TOGETHER", 10 * CLIENTS)
+    monkeypatch.setattr(evidence_history, "TOGETHER", 10 * CLIENTS)
 
 
 def run(parties, **changes):

@@ -43,7 +43,7 @@ from trilemma.federation.protocol.epochs import Epoch, decide
 from trilemma.federation.protocol.reasons import Reason, Refused
 from trilemma.federation.server.commits import CommitLog
 from trilemma.federation.server.replay import replay
-from trilemma.learning.defences.evidence.file import File
+from trilemma.learning.defences.evidence.history import ClientHistory
 from trilemma.privacy.ledger.ledger import Ledger
 from trilemma.report import federations
 from trilemma.report.client_events import doings
@@ -370,5 +370,5 @@ def test_noise_that_is_worked_out_anew_for_fewer_clients_accuses_nobody(tmp_path
     assert not any(record["expelled"] for record in records)
     after = load_task(parties[0]).resolved.release.law
     assert after != before
-    shared = File.read(runner.log.last().server).shared.tolist()
+    shared = ClientHistory.read(runner.log.last().server).shared.tolist()
     assert shared == pytest.approx([before.sigma_cor**2] * 2 + [after.sigma_cor**2] * 2)

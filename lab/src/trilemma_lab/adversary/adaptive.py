@@ -41,7 +41,7 @@ and strengths that are tried, the lie is chosen that does most harm to the model
 which the truth would move it; for `loss` and the directions after it, how far the model moves uphill. It is
 computed for what the defended server would do, with its rule and its corrections. All candidates are
 combinations of sums, messages and directions. So each costs n × n work in their Gram matrix, which is
-measured once per round, and all are evaluated together (`tryout`).
+measured once per round, and all are evaluated together (`candidates`).
 
 Without `greedy`, a candidate may be set right by at most a tenth more than no lie at all, so that liars stay
 below what can be seen. If the server looks at sums in some rounds only, liars assume a look in every round,
@@ -67,6 +67,7 @@ from trilemma.attacks.settings import AttackSettings, attacks
 from trilemma.attacks.span import finite_rows
 from trilemma.attacks.types import Attack, Crafted, View
 from trilemma.base.transfers import to_the_host
+from trilemma_lab.adversary.candidate import Candidates, Lies
 from trilemma_lab.adversary.erring import (
     OUTRIGHT,
     SECOND_SHARPNESS,
@@ -80,7 +81,6 @@ from trilemma_lab.adversary.informed import Defence, Informed
 from trilemma_lab.adversary.liars import informed
 from trilemma_lab.adversary.memoryless import RuleAlone, leaning, one_by_one, shifted
 from trilemma_lab.adversary.own_ways import SHARES, apart, ranked
-from trilemma_lab.adversary.tryout import Lies, Tryout
 from trilemma_lab.adversary.turning import Array
 
 DIRECTIONS = ("gradient", "ones", "std", "top", "across")
@@ -234,8 +234,8 @@ class Adaptive(AttackSettings):
         if view.defence is not None and defence is not None:
             directions = self._directions(view, truth, uphill, defence)
             against = -directions[0] if self.direction in UPHILL else truth
-            tryout = self._tryout(view, own, defence, view.members, lying, directions, against)
-            return self._strongest(tryout, own, strengths())
+            candidates = self._tryout(view, own, defence, view.members, lying, directions, against)
+            return self._strongest(candidates, own, strengths())
         shift = -truth if uphill is None else uphill.double()
         shift = shift / torch.linalg.vector_norm(shift).clamp(min=1e-30)
         ways = leaning(shift, None if view.trusted is None else view.trusted().to(shift))
@@ -243,8 +243,8 @@ class Adaptive(AttackSettings):
         if defence is None:
             return one_by_one(view, own, ways[0], self._messages(view, own, ways, lying, strengths()))
         liars = tuple(np.flatnonzero(view.order.numpy() >= len(view.honest)).tolist())
-        tryout = self._tryout(view, own, defence, liars, lying, torch.stack(ways), -shift)
-        return self._strongest(tryout, own, strengths())
+        candidates = self._tryout(view, own, defence, liars, lying, torch.stack(ways), -shift)
+        return self._strongest(candidates, own, strengths())
 
     def _tryout(
         self,
@@ -255,12 +255,12 @@ class Adaptive(AttackSettings):
         lying: Array,
         directions: Tensor,
         truth: Tensor,
-    ) -> Tryout:
-        """Return a tryout of lies along `directions` (q, d); for its other arguments see there."""
+    ) -> Candidates:
+        """Return a candidates of lies along `directions` (q, d); for its other arguments see there."""
         shifts = self._own_shifts(view, own, lying, directions)
         if shifts is None:
-            return Tryout(defence, liars, lying, directions, truth, self.noise)
-        return Tryout(defence, liars, lying, shifts.flatten(0, 1), truth, "protocol", own_ways=True)
+            return Candidates(defence, liars, lying, directions, truth, self.noise)
+        return Candidates(defence, liars, lying, shifts.flatten(0, 1), truth, "protocol", own_ways=True)
 
     def _own_shifts(self, view: Informed, own: Tensor, lying: Array, directions: Tensor) -> Tensor | None:
         """Return what each of the r who lie adds, in all ways to try (ways, r, d); None: all add the same."""
@@ -292,15 +292,19 @@ class Adaptive(AttackSettings):
         """Return the strengths to try in a way; a `ranked` lie has only its own, the share it reorders."""
         return [SHARES[way % len(SHARES)]] if self.noise == "ranked" else strengths
 
-    def _strongest(self, tryout: Tryout, own: Tensor, strengths: list[float]) -> tuple[Crafted, float]:
+    def _strongest(
+        self, candidates: Candidates, own: Tensor, strengths: list[float]
+    ) -> tuple[Crafted, float]:
         """Return the most harmful lie that is allowed, and how much further it gets the aggregate than none.
 
         All strengths are tried first, then finer ones around the best.
         """
-        ways = range(tryout.ways)
-        lies = [tryout.lies(way, [*self._tried(way, strengths), *tryout.furthest(way)]) for way in ways]
-        tried = Lies.joined([tryout.honest, *lies])
-        found = tryout.judged(tried)
+        ways = range(candidates.ways)
+        lies = [
+            candidates.lies(way, [*self._tried(way, strengths), *candidates.furthest(way)]) for way in ways
+        ]
+        tried = Lies.joined([candidates.honest, *lies])
+        found = candidates.judged(tried)
         quiet, unseen = found.harm[0], math.inf if self.greedy else 1.1 * found.corrected[0] + 1e-9
         if len(tried) == 1:
             return Crafted(own, 0.0), 0.0
@@ -308,16 +312,16 @@ class Adaptive(AttackSettings):
         finer = (10 * self.reach) ** (np.arange(-4, 5) / 5 / (self.points - 1))
         finer = np.ones(1) if self.noise == "ranked" else finer
         around = [
-            tryout.lies(way, np.outer(tried.strength[best[tried.which[best] == way]], finer).ravel())
+            candidates.lies(way, np.outer(tried.strength[best[tried.which[best] == way]], finer).ravel())
             for way in sorted(set(tried.which[best].tolist()))
         ]
         tried = Lies.joined([tried.only(best), *around])
-        harm = tryout.judged(tried).allowed(unseen)
+        harm = candidates.judged(tried).allowed(unseen)
         most = int(harm.argmax())
         if not harm[most] > quiet:
             return Crafted(own, 0.0), 0.0
-        far = float(harm[most] - quiet) / abs(tryout.defence.step) if math.isfinite(quiet) else 0.0
-        return Crafted(own + tryout.sent(tried, most).to(own), float(tried.strength[most])), far
+        far = float(harm[most] - quiet) / abs(candidates.defence.step) if math.isfinite(quiet) else 0.0
+        return Crafted(own + candidates.sent(tried, most).to(own), float(tried.strength[most])), far
 
     def _lying(self, view: Informed) -> Array:
         """Return each liar's factor of the shift in this round (f,): 1 if it lies, 0 if not."""

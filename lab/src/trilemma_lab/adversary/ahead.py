@@ -20,7 +20,7 @@ from trilemma.attacks.labels import flip
 from trilemma.base.keys import Key
 from trilemma.data.types import Batch, each
 from trilemma.learning import Messages
-from trilemma.learning.defences.evidence.file import PREFIX
+from trilemma.learning.defences.evidence.history import PREFIX
 from trilemma.learning.protocol import State
 from trilemma.learning.steps.privatise import client_keys
 from trilemma.learning.steps.trace import Trace
@@ -28,7 +28,7 @@ from trilemma.learning.steps.tuning import unseen
 from trilemma.models.engines import replay
 from trilemma.models.types import Model
 from trilemma.simulate.experiment import Experiment, SimulatedClients
-from trilemma_lab.adversary.outlook import Outlook
+from trilemma_lab.adversary.lookahead import Lookahead
 
 LOOKED_AT = 50
 """How many examples of every honest client liars use to compute losses and errors."""
@@ -77,15 +77,15 @@ class Ahead:
     Clipping may leave the model's move far shorter than its best multiple, and its loss then says little
     about its errors. So losses and errors are computed for the multiple of the move with the least loss.
 
-    `sent` are the messages of the clients `heard`, as the protocol computed them. `outlook` returns the
-    outlook of a defended server on them; None: the server has no memory.
+    `sent` are the messages of the clients `heard`, as the protocol computed them. `lookahead` returns the
+    lookahead of a defended server on them; None: the server has no memory.
     """
 
     experiment: Experiment
     progress: ProgressSeen
     sent: Messages
     heard: tuple[int, ...]
-    outlook: Callable[[], Outlook] | None = None
+    lookahead: Callable[[], Lookahead] | None = None
 
     @cached_property
     def trace(self) -> Trace:
@@ -107,7 +107,7 @@ class Ahead:
     @cached_property
     def after(self) -> Tensor:
         """The model to which the round would lead without a lie (d,)."""
-        move = None if self.outlook is None else self.outlook().led()
+        move = None if self.lookahead is None else self.lookahead().led()
         return self._rehearsed(self.sent) if move is None else self.start + move
 
     def _rehearsed(self, sent: Messages) -> Tensor:
@@ -131,7 +131,7 @@ class Ahead:
     @cached_property
     def start(self) -> Tensor:
         """The model from which moves are counted (d,): the broadcast, or θ_0 for a defended server."""
-        if self.experiment.resolved.algorithm.court is None:
+        if self.experiment.resolved.algorithm.detector is None:
             return self.progress.broadcast[self.trace.model]
         return self.progress.server[f"{PREFIX}origin"]
 

@@ -22,27 +22,27 @@ from trilemma.simulate.experiment import Experiment
 from trilemma_lab.adversary.ahead import Ahead, ProgressSeen
 from trilemma_lab.adversary.going_on import AheadGoingOn
 from trilemma_lab.adversary.informed import Informed
-from trilemma_lab.adversary.outlook import Outlook
+from trilemma_lab.adversary.lookahead import Lookahead
 
 
 def informed(moment: Moment, view: View) -> Informed:
     """Return the view with what attackers know in addition to the messages."""
     experiment, progress, sent, heard = moment.experiment, moment.progress, moment.sent, moment.heard
-    algorithm, round_, outlook = experiment.resolved.algorithm, progress.round, None
+    algorithm, round_, lookahead = experiment.resolved.algorithm, progress.round, None
     known = Informed.of(view)
-    if algorithm.court is not None:
+    if algorithm.detector is not None:
         everything = sent if view.own is None else sent.rows(_rows_of(moment.stepped, heard))
-        outlook = cache(
-            partial(Outlook.of, algorithm.court, progress.server, everything.vectors, heard, round_)
+        lookahead = cache(
+            partial(Lookahead.of, algorithm.detector, progress.server, everything.vectors, heard, round_)
         )
-        known = replace(known, defence=None if view.own is None else outlook)
-    if algorithm.screen and experiment.root is not None:
+        known = replace(known, defence=None if view.own is None else lookahead)
+    if algorithm.filter and experiment.root is not None:
         known = replace(known, trusted=partial(_trusted, experiment, progress))
     known = replace(known, truth=partial(_truth, experiment, progress, heard, view.honest))
     model, trace = experiment.clients.model, algorithm.trace
     moved = None if trace is None else progress.broadcast[trace.model]
     if moved is not None and moved.shape == (model.dim,) and view.own is not None and not model.buffers:
-        ahead = Ahead(experiment, progress, sent.rows(_rows_of(moment.stepped, heard)), heard, outlook)
+        ahead = Ahead(experiment, progress, sent.rows(_rows_of(moment.stepped, heard)), heard, lookahead)
         known = replace(known, uphill=ahead.uphill, unshown=ahead.unshown, poisoned=ahead.poisoned)
         known = replace(known, backdoored=None if experiment.attack.backdoor is None else ahead.backdoored)
         known = replace(known, errors=ahead.errors, mistaken=ahead.mistaken)

@@ -6,7 +6,7 @@ the processor ten. So if all clients were heard in all rounds, the work is repla
 of it, even those that lead to an expulsion, and its loops take a fixed number of steps (`many.Bounded`,
 `recordings.unasked`). If a loop needed more, larger numbers are tried: `WALKS` for the rule, `STEPS` for the
 others. Beyond them the work is replayed in two parts, judging and moving, between which the rule takes as
-many steps as it needs; or, for the other loops, the round is computed without a recording (`outlook`). How
+many steps as it needs; or, for the other loops, the round is computed without a recording (`lookahead`). How
 many steps are needed depends more on the honest noise than on the lie, so the next lies of a round begin with
 what the last ones needed (`SearchEffort`).
 """

@@ -274,7 +274,7 @@ def _check_going_on(task: PartyTask, party: Party, examples: int) -> None:
 def _check_resolved(config: Config, resolved: Resolved, model: Model) -> None:
     """Refuse what only a simulation can do, with the reason."""
     algorithm, sampled = resolved.algorithm, config.federation.sampled
-    if algorithm.screen or config.aggregation.root:
+    if algorithm.filter or config.aggregation.root:
         raise ConfigError(
             f"[aggregation] rule = {config.aggregation.rule!r}, root = {config.aggregation.root}: screens "
             "and root sets are for simulations; allowed: another rule, and root = 0"

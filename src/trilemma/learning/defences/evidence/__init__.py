@@ -1,28 +1,27 @@
 """The evidence stage: the server compares its clients' messages with the known law of honest noise.
 
-The evidence adds up over rounds: it is kept in a file, part of the server's state.
+The evidence adds up over rounds: it is a history of every client, part of the server's state.
 
     trace        how releases move the model: coefficients, and the law of a client's sum
     conviction   which clients are proved to lie: by lengths of sums, of pairs, and by directions
     correction   what is visible but proves nothing: sets the model right along directions that stand out
-    file         what the server has on its clients
+    history      what the server has on its clients
     schedule     in which rounds the sums are tested, and the probability of a false alarm that each test gets
-    court        how the server judges: looks, convictions, what is undone and set right
+    detector     how the server judges: looks, convictions, what is undone and set right
     guard        an algorithm's server with all of this before its rule
     hidden       how much liars can hide from all of it
-    many         conviction and correction of many Gram matrices at once, on the device where they lie
-    outlook      what the server would do with lies that are not yet sent, for liars who know its state
 
 `rule = "evidence+mean"` (or any rule after the +) turns it on. The derivations are in docs/frontier.md.
 """
 
 from trilemma.learning.defences.evidence.conviction import Expulsion, convict, lengths
 from trilemma.learning.defences.evidence.correction import correct, edge
-from trilemma.learning.defences.evidence.guard import evidence_of, guarded
+from trilemma.learning.defences.evidence.guard import Evidence
 from trilemma.learning.defences.evidence.hidden import Hidden, hidden_shift
 from trilemma.learning.steps.trace import Law, Trace
 
 __all__ = [
+    "Evidence",
     "Expulsion",
     "Hidden",
     "Law",
@@ -30,8 +29,6 @@ __all__ = [
     "convict",
     "correct",
     "edge",
-    "evidence_of",
-    "guarded",
     "hidden_shift",
     "lengths",
 ]

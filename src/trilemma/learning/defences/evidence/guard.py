@@ -3,7 +3,7 @@
 In every round, in addition to what the algorithm's own server does:
 
     S_i ← S_i + step · x_i          what client i alone would have moved the model by (`trace`)
-    expelled ← convict(looks)       for good; the remaining clients share secrets anew (`court`)
+    expelled ← convict(looks)       for good; the remaining clients share secrets anew (`detector`)
     a = R(x) + xᵀ y                 y = correct(x): the round's aggregate, set right along visible directions
     moved ← moved + step · a − what is undone
     model = θ_0 + moved + Sᵀ y      y = correct(S): the same over all rounds, when the sums are looked at
@@ -14,8 +14,8 @@ computed only when a look is due (`schedule`). Products of long messages are flo
 noise leaves 1/√d undecided. Between looks the model moves by the round's aggregate alone. Other passes over
 all coordinates are made only if a direction stands out.
 
-A GPU and its host work in parallel. While the GPU measures the messages, the host adds them to the file as if
-all were finite; while it measures the sums, the rule weighs all messages. Both are repeated if somebody is
+A GPU and its host work in parallel. While the GPU measures the messages, the host adds them to the history as
+if all were finite; while it measures the sums, the rule weighs all messages. Both are repeated if somebody is
 left out, which is rare.
 
 **State.** One number per client and coordinate, and two vectors. In the first `wait` rounds the model stays
@@ -27,22 +27,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from trilemma import aggregation
-from trilemma.aggregation import Rule
-from trilemma.aggregation.evidence import Evidence
+from trilemma.aggregation import mixings
 from trilemma.base.errors import ConfigError
 from trilemma.base.keys import Key
 from trilemma.base.options import LARGEST
 from trilemma.learning.defences.evidence.conviction import Expulsion, clients_of
-from trilemma.learning.defences.evidence.court import Court, Look, combined
-from trilemma.learning.defences.evidence.file import File
-from trilemma.learning.defences.screens.screen import check_one_vector, expecting, stage_of
+from trilemma.learning.defences.evidence.detector import Detector, Look, combined
+from trilemma.learning.defences.evidence.history import ClientHistory
+from trilemma.learning.defences.evidence.schedule import PACE
+from trilemma.learning.defences.stage import Stage, check_one_vector, expecting
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import Algorithm, Report, ServerStep, Start, State
 from trilemma.learning.settings import Setup
@@ -55,51 +57,70 @@ SINGLE = 1 << 16
 """Messages of at least so many numbers are measured in float32; for shorter ones float64 costs little."""
 
 
-def evidence_of(rule: Rule) -> Evidence | None:
-    """Return the evidence stage that a rule begins with; None if it does not.
+@mixings.register("evidence")
+class Evidence(Stage):
+    """Expel clients whose messages, over rounds, are not clipped contributions plus the agreed noise.
 
-    >>> evidence_of(aggregation.parse("evidence+nnm+mean", f=1)).label
-    'evidence'
+    Needs an algorithm that clips and adds noise; without noise it does nothing. In a single round messages
+    pass through unchanged.
+
+    >>> from trilemma import aggregation as agg
+    >>> agg.parse("evidence(1e-4, wait=5)+caf", f=1).name
+    'evidence(alarm=0.0001,wait=5)+caf'
     """
-    stage = stage_of(rule)
-    return stage if isinstance(stage, Evidence) else None
+
+    alarm: float = Field(
+        default=1e-6, gt=0, lt=1, description="probability that a run expels an honest client"
+    )
+    wait: int = Field(default=0, ge=0, description="rounds in which the model stays where it is")
+    undo: Literal[0, 1] = Field(default=1, description="1: take back what expelled clients did")
+    correct: Literal[0, 1] = Field(default=1, description="1: set the model right along visible directions")
+    pace: float = Field(
+        default=PACE,
+        ge=1,
+        description="sums are looked at in 8 rounds, then in each that is so many times later; 1: in all",
+    )
+
+    def extended(self, build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
+        """See `Stage.extended`. Without noise in messages the server stays as it is."""
+        algorithm = build(setup)
+        if setup.release is None or setup.release.law.silent:
+            return algorithm
+        return _guarded(self, algorithm, expecting(build, setup), setup)
 
 
-def guarded(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
-    """Return the algorithm with the evidence stage, if its rule begins with one and messages have noise."""
-    algorithm = build(setup)
-    settings = evidence_of(setup.rule)
-    if settings is None or setup.release is None or setup.release.law.silent:
-        return algorithm
+def _guarded(
+    settings: Evidence, algorithm: Algorithm, inner: Callable[[int], Algorithm], setup: Setup
+) -> Algorithm:
+    """Return the algorithm with evidence before the rule of `inner`, which expects so many liars."""
     trace = _traceable(algorithm, setup)
-    court = Court(settings, setup, trace)
-    inner = expecting(build, setup)
+    detector = Detector(settings, setup, trace)
 
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
         start = algorithm.init(model, ids, key)
         check_one_vector("evidence", algorithm, start)
-        file = File.empty(setup.clients, setup.rounds, start.broadcast[trace.model])
-        return replace(start, server={**start.server, **file.state()})
+        history = ClientHistory.empty(setup.clients, setup.rounds, start.broadcast[trace.model])
+        return replace(start, server={**start.server, **history.state()})
 
     def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
         model = state[trace.model]
 
-        def rule(sound: Messages, file: File) -> ServerStep:
-            expecting_liars = inner(court.expected(len(sound.vectors), file))
+        def rule(sound: Messages, history: ClientHistory) -> ServerStep:
+            expecting_liars = inner(detector.expected(len(sound.vectors), history))
             return expecting_liars.server(sound, {trace.model: model}, round_, key)
 
-        heard = _heard(court, state, messages, round_)
-        judged = _judged(court, heard, rule)
-        step = _aggregated(court, heard, judged, model, rule)
-        stepped, file = model + step.change, _written_down(judged, heard, step)
-        after = _model_after(court, file, judged, stepped, round_)
+        heard = _heard(detector, state, messages, round_)
+        judged = _judged(detector, heard, rule)
+        step = _aggregated(detector, heard, judged, model, rule)
+        stepped, history = model + step.change, _written_down(judged, heard, step)
+        after = _model_after(detector, history, judged, stepped, round_)
         told = {**step.report, "weights": step.weights, "expelled": tuple(judged.expelled)}
-        return ServerStep({trace.model: after}, {trace.model: after, **file.state()}, told)
+        return ServerStep({trace.model: after}, {trace.model: after, **history.state()}, told)
 
     def members(state: State) -> tuple[int, ...]:
-        return tuple(int(i) for i in File.read(state).staying)
+        return tuple(int(i) for i in ClientHistory.read(state).staying)
 
-    return replace(algorithm, init=init, server=server, members=members, court=court)
+    return replace(algorithm, init=init, server=server, members=members, detector=detector)
 
 
 def _traceable(algorithm: Algorithm, setup: Setup) -> Trace:
@@ -121,8 +142,8 @@ def _traceable(algorithm: Algorithm, setup: Setup) -> Trace:
 # --- the steps of a round -----------------------------------------------------------------------------------
 
 
-Served = Callable[[Messages, File], ServerStep]
-"""(finite messages of members, file) -> the step of the algorithm's own server."""
+Served = Callable[[Messages, ClientHistory], ServerStep]
+"""(finite messages of members, history) -> the step of the algorithm's own server."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +156,10 @@ class _Heard:
         rows: Their places among `senders` (k,).
         vectors: The sound messages (k, d), less the model if they contain it.
         unsound: The expulsions of clients whose message is not finite.
-        before: The file before the round.
-        file: The file with the round added.
+        before: The history before the round.
+        history: The history with the round added.
         law: The law of the sound messages.
-        sums: Waits for the Gram matrix of the file's sums; None if they are not looked at.
+        sums: Waits for the Gram matrix of the history's sums; None if they are not looked at.
     """
 
     round: int
@@ -147,8 +168,8 @@ class _Heard:
     rows: Places
     vectors: Tensor
     unsound: list[Expulsion]
-    before: File
-    file: File
+    before: ClientHistory
+    history: ClientHistory
     law: Law
     sums: Callable[[], Tensor] | None
 
@@ -167,22 +188,22 @@ class _Heard:
         return (aggregation.gram(self.vectors) if known is None else known.gram).numpy()
 
 
-def _heard(court: Court, state: State, messages: Messages, round_: int) -> _Heard:
-    """Add the messages to the file, except those that are not finite."""
-    measured = _measuring(messages, court.trace, court.trace.step(round_))
-    senders, model = messages.whose(range(court.setup.clients)), state[court.trace.model]
-    before = File.read(state).reaching(max((*senders, *messages.sharing), default=-1) + 1)
+def _heard(detector: Detector, state: State, messages: Messages, round_: int) -> _Heard:
+    """Add the messages to the history, except those that are not finite."""
+    measured = _measuring(messages, detector.trace, detector.trace.step(round_))
+    senders, model = messages.whose(range(detector.setup.clients)), state[detector.trace.model]
+    before = ClientHistory.read(state).reaching(max((*senders, *messages.sharing), default=-1) + 1)
     sharing = np.array(messages.sharing, dtype=np.int64) if messages.sharing else before.staying
 
     def filed(sound: Messages, finite: NDArray[np.bool_]) -> _Heard:
-        rows, vectors = np.flatnonzero(finite), court.trace.vectors(sound.vectors, model)
+        rows, vectors = np.flatnonzero(finite), detector.trace.vectors(sound.vectors, model)
         # An honest client never sends what is not finite.
         unsound = [Expulsion(senders[row], "not finite") for row in np.flatnonzero(~finite)]
         places = np.array(senders, dtype=np.int64)[rows]
-        file = court.heard(before.expelling(unsound), vectors, places, round_, sharing)
-        sums = aggregation.gram_later(file.sums) if court.due(file, round_) else None
-        law = court.law_of_messages(file, places)
-        return _Heard(round_, senders, sound, rows, vectors, unsound, before, file, law, sums)
+        history = detector.heard(before.expelling(unsound), vectors, places, round_, sharing)
+        sums = aggregation.gram_later(history.sums) if detector.due(history, round_) else None
+        law = detector.law_of_messages(history, places)
+        return _Heard(round_, senders, sound, rows, vectors, unsound, before, history, law, sums)
 
     heard = filed(messages, np.ones(len(senders), bool))  # meanwhile a GPU measures them
     messages, finite = measured()
@@ -194,14 +215,14 @@ def _heard(court: Court, state: State, messages: Messages, round_: int) -> _Hear
 
 @dataclass(frozen=True)
 class _Judged:
-    """The judgement of a round: who is `expelled`, and the `file` and the looks without them.
+    """The judgement of a round: who is `expelled`, and the `history` and the looks without them.
 
     `sums` is None if they were not looked at. `undone` (d,) is what is subtracted from the model's move for
     the expelled, None if nobody is expelled. `done` is the rule's step on all sound messages, if it was
     already computed and still holds.
     """
 
-    file: File
+    history: ClientHistory
     messages: Look
     sums: Look | None
     expelled: list[Expulsion]
@@ -209,25 +230,25 @@ class _Judged:
     done: ServerStep | None
 
 
-def _judged(court: Court, heard: _Heard, rule: Served) -> _Judged:
+def _judged(detector: Detector, heard: _Heard, rule: Served) -> _Judged:
     """Look at messages and, when due, at sums; expel clients that are proved to lie."""
-    file, before = heard.file, heard.before
-    messages = court.messages(file, heard.gram, heard.places, heard.law)
+    history, before = heard.history, heard.before
+    messages = detector.messages(history, heard.gram, heard.places, heard.law)
     sums = done = None
     if heard.sums is not None:
-        messages.seen(court.liars(file))  # is remembered; computed while a GPU measures the sums
-        if file.sums.is_cuda and len(heard.places) and not court.convict(None, messages, file):
-            done = rule(heard.sound, file)  # likewise
-        sums = court.sums(file, heard.sums().numpy())
-    convicted = court.convict(sums, messages, file)
+        messages.seen(detector.liars(history))  # is remembered; computed while a GPU measures the sums
+        if history.sums.is_cuda and len(heard.places) and not detector.convict(None, messages, history):
+            done = rule(heard.sound, history)  # likewise
+        sums = detector.sums(history, heard.sums().numpy())
+    convicted = detector.convict(sums, messages, history)
     expelled, names = heard.unsound + convicted, clients_of(convicted)
     undone = None
     if expelled:  # the sums are needed to undo their part, and to redo corrections without them
-        sums = sums or court.sums(file, aggregation.gram(file.sums, single=True).numpy())
-        undone = court.undone(before, expelled, sums, file)
+        sums = sums or detector.sums(history, aggregation.gram(history.sums, single=True).numpy())
+        undone = detector.undone(before, expelled, sums, history)
     rest = None if sums is None else sums.without(names)
     left, known = messages.without(names), None if convicted else done
-    return _Judged(file.expelling(convicted), left, rest, expelled, undone, known)
+    return _Judged(history.expelling(convicted), left, rest, expelled, undone, known)
 
 
 @dataclass(frozen=True)
@@ -252,7 +273,7 @@ class _Step:
         return found
 
 
-def _aggregated(court: Court, heard: _Heard, judged: _Judged, model: Tensor, rule: Served) -> _Step:
+def _aggregated(detector: Detector, heard: _Heard, judged: _Judged, model: Tensor, rule: Served) -> _Step:
     """Aggregate the messages of the remaining members by the rule, and set the aggregate right.
 
     If every sender is expelled, the model stays where it is.
@@ -265,30 +286,34 @@ def _aggregated(court: Court, heard: _Heard, judged: _Judged, model: Tensor, rul
     rows, count = heard.rows[staying], len(heard.senders)
     if not len(staying):
         return _Step(torch.zeros_like(model), torch.zeros(0), rows, count, {})
-    file, trace, by = judged.file, court.trace, court.trace.step(heard.round)
-    done = judged.done or rule(sound, file)
+    history, trace, by = judged.history, detector.trace, detector.trace.step(heard.round)
+    done = judged.done or rule(sound, history)
     change = done.broadcast[trace.model] - model
-    right = court.corrected(judged.messages, lambda: _products(vectors, change / by), file.carried, file)
+    right = detector.corrected(
+        judged.messages, lambda: _products(vectors, change / by), history.carried, history
+    )
     return _Step(_moved(change, vectors, by * right.mix), done.report["weights"], rows, count, done.report)
 
 
-def _written_down(judged: _Judged, heard: _Heard, step: _Step) -> File:
-    """Return the file with the round's weights and move added, and what is undone subtracted."""
-    file = judged.file
-    moved = file.moved + step.change
-    taken = file.taken.index_add(0, torch.tensor(heard.senders, dtype=torch.int64), step.weights)
-    return replace(file, taken=taken, moved=moved if judged.undone is None else moved - judged.undone)
+def _written_down(judged: _Judged, heard: _Heard, step: _Step) -> ClientHistory:
+    """Return the history with the round's weights and move added, and what is undone subtracted."""
+    history = judged.history
+    moved = history.moved + step.change
+    taken = history.taken.index_add(0, torch.tensor(heard.senders, dtype=torch.int64), step.weights)
+    return replace(history, taken=taken, moved=moved if judged.undone is None else moved - judged.undone)
 
 
-def _model_after(court: Court, file: File, judged: _Judged, stepped: Tensor, round_: int) -> Tensor:
+def _model_after(
+    detector: Detector, history: ClientHistory, judged: _Judged, stepped: Tensor, round_: int
+) -> Tensor:
     """Return the model after a round.
 
     It is `stepped`, the last model plus the round's move; but θ_0 while it waits, and θ_0 + moved set right
     if the sums were looked at.
     """
-    if round_ + 1 < min(court.settings.wait, court.setup.rounds):
-        return file.origin
-    return stepped if judged.sums is None else _set_right(court, file, judged.sums)
+    if round_ + 1 < min(detector.settings.wait, detector.setup.rounds):
+        return history.origin
+    return stepped if judged.sums is None else _set_right(detector, history, judged.sums)
 
 
 def _measuring(
@@ -319,16 +344,18 @@ def _measuring(
     return tested
 
 
-def _set_right(court: Court, file: File, sums: Look) -> Tensor:
+def _set_right(detector: Detector, history: ClientHistory, sums: Look) -> Tensor:
     """Return θ_0 + moved, set right along the directions that stand out of the sums."""
 
     def products() -> Array:
-        return _products(file.sums, file.moved)[sums.rows]
+        return _products(history.sums, history.moved)[sums.rows]
 
-    right = court.corrected(sums, products, file.coefficients, file, partial(court.parts, file))
-    mix = np.zeros(len(file.sums))
+    right = detector.corrected(
+        sums, products, history.coefficients, history, partial(detector.parts, history)
+    )
+    mix = np.zeros(len(history.sums))
     mix[sums.rows] = right.mix
-    return _moved(file.origin + right.kept * file.moved, file.sums, mix)
+    return _moved(history.origin + right.kept * history.moved, history.sums, mix)
 
 
 def _products(rows: Tensor, vector: Tensor) -> Array:

@@ -33,7 +33,8 @@ from __future__ import annotations
 
 import math
 
-from trilemma.aggregation.evidence import PACE
+PACE = 1.25
+"""How many times as many rounds there are at the next look at sums, unless a rule says otherwise."""
 
 EARLY = 8
 """Every one of the first so many rounds has a look at the sums."""

@@ -14,10 +14,10 @@ from trilemma import aggregation, config, privacy, simulate
 from trilemma.base.errors import ConfigError
 from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
-from trilemma.learning.defences.screens import ScreenedRound
-from trilemma.learning.defences.screens.noise_test import distances
-from trilemma.learning.defences.screens.root_client import RootClient
-from trilemma.learning.defences.stages import staged
+from trilemma.learning.defences.filter import FilteredRound
+from trilemma.learning.defences.noise_test import distances
+from trilemma.learning.defences.root_client import RootClient
+from trilemma.learning.defences.stage import staged
 from trilemma.learning.protocol import ClientStep, ServerStep
 from trilemma.learning.steps.tuning import Tuned, tuned, unseen
 from trilemma.models import build
@@ -210,7 +210,7 @@ def test_the_servers_own_message_is_computed_once_for_all_lies_that_are_tried() 
     kept = root.begin(ready.clients.model, Key(1))
     questions = [(0, Key(1), model), (0, Key(1), model + 1), (1, Key(1), model), (1, Key(2), model)]
     for number, (round_, key, params) in enumerate(questions):
-        heard = ScreenedRound(torch.zeros(2, len(model)), (0, 1), round_, {"params": params}, key)
+        heard = FilteredRound(torch.zeros(2, len(model)), (0, 1), round_, {"params": params}, key)
         first, again = root.message(heard, kept), root.message(replace(heard, x=heard.x + 1), kept)
         anew = algorithm.client({"params": params.clone()}, kept, ready.root, round_, key)
         assert torch.equal(first[0], anew.messages.vectors[0])
@@ -240,7 +240,7 @@ def test_rivals_face_liars_who_rehearse_them(rule: str, algorithm: str) -> None:
     liars = "attack={name='adaptive', direction='loss', points=3}"
     ready, progress, _ = finished(*said, liars, "run.rounds=2")
     assert torch.isfinite(progress.chosen).all()
-    assert ready.resolved.algorithm.screen == rule.split("+")[0]
+    assert ready.resolved.algorithm.filter == rule.split("+")[0]
 
 
 def test_liars_lean_to_what_fltrust_trusts() -> None:

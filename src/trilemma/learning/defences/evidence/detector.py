@@ -1,4 +1,4 @@
-"""How a defended server judges its clients: pure functions on the file that it keeps.
+"""How a defended server judges its clients: pure functions on the history that it keeps.
 
 The tests use Gram matrices only: that of the sums S over all rounds, when a look is due (`schedule`), and in
 every round that of the messages x, which cover about 1/(1 − β) rounds if clients average with momentum β.
@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from trilemma.aggregation import Chain
-from trilemma.aggregation.evidence import Evidence
 from trilemma.aggregation.mean import Mean
 from trilemma.learning.defences.evidence.conviction import Expulsion, clients_of, convict, proved
 from trilemma.learning.defences.evidence.correction import (
@@ -34,12 +34,15 @@ from trilemma.learning.defences.evidence.correction import (
     visible,
     worth_correcting,
 )
-from trilemma.learning.defences.evidence.file import File, added
+from trilemma.learning.defences.evidence.history import ClientHistory, added
 from trilemma.learning.defences.evidence.schedule import looks
 from trilemma.learning.defences.evidence.spare import Spare
-from trilemma.learning.defences.screens.screen import lessened
+from trilemma.learning.defences.stage import lessened
 from trilemma.learning.settings import Setup
 from trilemma.learning.steps.trace import Array, Law, Places, Trace
+
+if TYPE_CHECKING:
+    from trilemma.learning.defences.evidence.guard import Evidence
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Court:
-    """The evidence stage of one federation: pure functions on its file."""
+class Detector:
+    """The evidence stage of one federation: pure functions on its history."""
 
     settings: Evidence
     setup: Setup
@@ -97,49 +100,49 @@ class Court:
         """The rounds in which the sums are looked at."""
         return looks(self.setup.rounds, self.settings.pace, self.settings.wait)
 
-    def due(self, file: File, round_: int) -> bool:
+    def due(self, history: ClientHistory, round_: int) -> bool:
         """Tell whether the sums are looked at in a round: if a look fell due since the last round held."""
-        last = file.last_before(round_)
+        last = history.last_before(round_)
         return any(last < look <= round_ for look in self.schedule)
 
-    def liars(self, file: File) -> int:
+    def liars(self, history: ClientHistory) -> int:
         """Return how many members may still lie: f less the liars that expulsions have proved."""
-        return max(0, self.setup.byzantine - file.liars_proved)
+        return max(0, self.setup.byzantine - history.liars_proved)
 
-    def expected(self, count: int, file: File) -> int:
+    def expected(self, count: int, history: ClientHistory) -> int:
         """Return how many liars the rule is told to expect among `count` messages."""
-        return min(self.liars(file), (count - 1) // 2)
+        return min(self.liars(history), (count - 1) // 2)
 
     def heard(
-        self, file: File, x: Tensor, senders: Places, round_: int, sharing: Places | None = None
-    ) -> File:
-        """Return the file with a round's messages x (k, d) of `senders` added; all numbers are finite.
+        self, history: ClientHistory, x: Tensor, senders: Places, round_: int, sharing: Places | None = None
+    ) -> ClientHistory:
+        """Return the history with a round's messages x (k, d) of `senders` added; all numbers are finite.
 
         `sharing` are the clients that share secrets in the round; None: all members.
         """
         assert self.setup.release is not None
         law, step, so_far = self.setup.release.law, self.trace.step(round_), slice(round_ + 1)
-        everybody = len(senders) == len(file.members) and bool((np.diff(senders) == 1).all())
+        everybody = len(senders) == len(history.members) and bool((np.diff(senders) == 1).all())
         rows = slice(None) if everybody else torch.from_numpy(senders)
-        sums = added(file.sums, x, rows, step, self.spare[0])
+        sums = added(history.sums, x, rows, step, self.spare[0])
         # numpy, because torch would start all its threads, which takes longer than adding so few numbers.
         carried, coefficients = (
             _copied(one, spare)
-            for spare, one in zip(self.spare[1:], (file.carried, file.coefficients), strict=True)
+            for spare, one in zip(self.spare[1:], (history.carried, history.coefficients), strict=True)
         )
         mine = slice(None) if everybody else senders
         held = self.trace.keeps(round_) * carried[mine, so_far]
         held[:, round_] = self.trace.adds(round_)
         carried[mine, so_far] = held
         coefficients[mine, so_far] += step * held
-        own, shared, clips = file.own.clone(), file.shared.clone(), file.clips.clone()
+        own, shared, clips = history.own.clone(), history.shared.clone(), history.clips.clone()
         own[round_], shared[round_] = law.sigma_ind**2, law.sigma_cor**2
-        among = file.sharing.clone()
-        among[file.staying if sharing is None else sharing, round_] = True
-        length = float(torch.linalg.vector_norm(file.origin + file.moved)) if self.trace.decay else 0.0
+        among = history.sharing.clone()
+        among[history.staying if sharing is None else sharing, round_] = True
+        length = float(torch.linalg.vector_norm(history.origin + history.moved)) if self.trace.decay else 0.0
         clips[round_] = self.setup.release.clip + self.trace.decay * length
         return replace(
-            file,
+            history,
             sums=sums,
             carried=torch.from_numpy(carried),
             coefficients=torch.from_numpy(coefficients),
@@ -149,23 +152,23 @@ class Court:
             clips=clips,
         )
 
-    def law(self, file: File) -> Law:
+    def law(self, history: ClientHistory) -> Law:
         """Return the law of all clients' sums."""
-        return file.law(file.coefficients, np.arange(len(file.members)), self.setup.neighbours)
+        return history.law(history.coefficients, np.arange(len(history.members)), self.setup.neighbours)
 
-    def law_of_messages(self, file: File, senders: Places) -> Law:
+    def law_of_messages(self, history: ClientHistory, senders: Places) -> Law:
         """Return the law of the last messages of `senders`."""
-        return file.law(file.carried, senders, self.setup.neighbours)
+        return history.law(history.carried, senders, self.setup.neighbours)
 
-    def sums(self, file: File, gram: Array, law: Law | None = None) -> Look:
+    def sums(self, history: ClientHistory, gram: Array, law: Law | None = None) -> Look:
         """Return the look at the members' sums; `gram` (n, n) is the Gram matrix of all n rows of sums."""
-        rows = file.staying
+        rows = history.staying
         kept = gram if len(rows) == len(gram) else gram[np.ix_(rows, rows)]
-        return Look(rows, kept, law or self.law(file).select(rows))
+        return Look(rows, kept, law or self.law(history).select(rows))
 
-    def messages(self, file: File, gram: Array, senders: Places, law: Law | None = None) -> Look:
+    def messages(self, history: ClientHistory, gram: Array, senders: Places, law: Law | None = None) -> Look:
         """Return the look at the round's messages of `senders`, all members; `gram` (k, k) is theirs."""
-        return Look(senders, gram, law or self.law_of_messages(file, senders))
+        return Look(senders, gram, law or self.law_of_messages(history, senders))
 
     @property
     def alarms(self) -> tuple[float, float]:
@@ -173,7 +176,7 @@ class Court:
         half = self.settings.alarm / 2
         return half / len(self.schedule), half / self.setup.rounds
 
-    def convict(self, sums: Look | None, messages: Look, file: File) -> list[Expulsion]:
+    def convict(self, sums: Look | None, messages: Look, history: ClientHistory) -> list[Expulsion]:
         """Return the expulsions, each client once: first by the sums (None: not looked at), then by messages.
 
         Clients convicted by the sums are left out of the look at messages: they explain every failing pair
@@ -184,17 +187,19 @@ class Court:
             if look is None:
                 continue
             left = look.without(clients_of(found))
-            liars = max(0, self.liars(file) - int(proved(found)))
+            liars = max(0, self.liars(history) - int(proved(found)))
             for one in left.convicted(liars, alarm):
                 client, others = left.rows[one.client], (int(left.rows[j]) for j in one.others)
                 found.append(replace(one, client=int(client), others=tuple(others)))
         return sorted(found, key=lambda one: one.client)
 
-    def undone(self, before: File, found: Sequence[Expulsion], sums: Look, file: File) -> Tensor:
+    def undone(
+        self, before: ClientHistory, found: Sequence[Expulsion], sums: Look, history: ClientHistory
+    ) -> Tensor:
         """Return what to subtract from the model's move (d,) for the expulsions `found` (see the module).
 
-        `before` is the file before the round: this round's messages of the expelled have not moved the model.
-        `sums` is the look at the sums in `file` of all members, including those expelled now.
+        `before` is the history before the round: what the expelled sent in it has not moved the model.
+        `sums` is the look at the sums in `history` of all members, including those expelled now.
         """
         total = float(before.taken.sum())
         if not self.settings.undo or not found or total == 0:
@@ -207,10 +212,10 @@ class Court:
         q, undone = combined(before.sums, weights), torch.zeros_like(before.moved)
         # All of the move but the part of the members who stay: q, and what corrections added.
         excess = before.moved - combined(before.sums, np.where(before.members.numpy(), shares - weights, 0.0))
-        for direction in sums.seen(self.liars(file)):
-            mix = np.zeros(len(file.sums))
+        for direction in sums.seen(self.liars(history)):
+            mix = np.zeros(len(history.sums))
             mix[sums.rows[sums.law.heard]] = direction.mix
-            v = combined(file.sums, mix)  # of length 1
+            v = combined(history.sums, mix)  # of length 1
             undone, q = undone + (v @ excess) * v, q - (v @ q) * v
         square = float(q @ q)
         return undone + q * (max(0.0, 1 - noise / square) if square > 0 else 0.0)
@@ -220,16 +225,16 @@ class Court:
         """Whether the rule after this stage is robust by itself: whether it is not the mean."""
         return not self.setup.rule.name.endswith("mean")
 
-    def rule(self, count: int, file: File) -> Chain | None:
+    def rule(self, count: int, history: ClientHistory) -> Chain | None:
         """Return the rule as it is applied to `count` messages; None if it is their mean."""
-        rule = lessened(self.setup.rule, self.expected(count, file))
+        rule = lessened(self.setup.rule, self.expected(count, history))
         assert isinstance(rule, Chain)
         plain = isinstance(rule.last, Mean) and all(step.passes for step in rule.steps)
         return None if plain else rule
 
-    def able(self, members: int, file: File) -> bool:
+    def able(self, members: int, history: ClientHistory) -> bool:
         """Tell whether moves of so many members are set right."""
-        return bool(self.settings.correct) and worth_correcting(members, self.liars(file), self.robust)
+        return bool(self.settings.correct) and worth_correcting(members, self.liars(history), self.robust)
 
     def shares(self, rows: Places, weights: Tensor) -> Array:
         """Return the factors (m,) that scale up the vectors of clients who were not heard in every round.
@@ -245,7 +250,7 @@ class Court:
         look: Look,
         moved: Callable[[], Array],
         weights: Tensor,
-        file: File,
+        history: ClientHistory,
         parts: Callable[[], Array] | None = None,
     ) -> Correction:
         """Return how a move is set right by a look.
@@ -254,17 +259,17 @@ class Court:
         stands out, since nothing is set right otherwise. `weights` (n, T) are the coefficients of every
         round's release in the vectors looked at; by them, clients not heard in every round are scaled up.
         """
-        liars = self.liars(file)
-        seen = look.seen(liars) if self.able(len(look.law.heard), file) else []
+        liars = self.liars(history)
+        seen = look.seen(liars) if self.able(len(look.law.heard), history) else []
         if not seen:
             return Correction(1.0, np.zeros(len(look.gram)))
         known = None if parts is None else parts()
         return correct(look.gram, moved(), look.law, liars, self.shares(look.rows, weights), known, seen)
 
-    def parts(self, file: File) -> Array:
+    def parts(self, history: ClientHistory) -> Array:
         """Return the members' shares in the model's move (m,)."""
-        taken = file.taken.cpu().numpy()
-        found: Array = taken[file.staying] / max(float(taken[file.staying].sum()), 1e-300)
+        taken = history.taken.cpu().numpy()
+        found: Array = taken[history.staying] / max(float(taken[history.staying].sum()), 1e-300)
         return found
 
 

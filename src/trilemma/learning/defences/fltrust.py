@@ -20,26 +20,42 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from trilemma.aggregation import mixings
 from trilemma.base.keys import Key
-from trilemma.learning.defences.screens.root_client import RootClient
-from trilemma.learning.defences.screens.screen import ScreenedRound, Seen, screens
+from trilemma.learning.defences.filter import FilteredRound, FilterStage, Seen
+from trilemma.learning.defences.root_client import RootClient
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
 
 
-@screens.register("fltrust")
+@mixings.register("fltrust")
+class FLTrustStage(FilterStage):
+    """Scale messages to the length of the server's own, and weigh them by their cosine with it.
+
+    The server makes its message on public examples: `[aggregation] root = 100`.
+
+    >>> from trilemma import aggregation as agg
+    >>> agg.parse("fltrust+mean", f=1).name
+    'fltrust+mean'
+    """
+
+    def filter(self, algorithm: Algorithm, setup: Setup) -> FLTrust:
+        """See `FilterStage.filter`."""
+        return FLTrust(algorithm, setup)
+
+
 class FLTrust:
     """Weigh messages by their cosine with the server's own, all equally long."""
 
-    def __init__(self, stage: object, algorithm: Algorithm, setup: Setup) -> None:
+    def __init__(self, algorithm: Algorithm, setup: Setup) -> None:
         self.root = RootClient("fltrust", algorithm, setup)
 
     def begin(self, model: Model, key: Key) -> Mapping[str, Tensor]:
         """Return a client's state before the first round."""
         return self.root.begin(model, key)
 
-    def look(self, heard: ScreenedRound, memory: Mapping[str, Tensor]) -> Seen:
+    def look(self, heard: FilteredRound, memory: Mapping[str, Tensor]) -> Seen:
         """Compute the server's own message and compare the others with it."""
         own, kept = self.root.message(heard, memory)
         return Seen(trusted(heard.x, own), kept)

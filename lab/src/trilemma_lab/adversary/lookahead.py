@@ -1,7 +1,7 @@
 """What the defended server would do with messages before they are sent, for liars who know its state.
 
-`Outlook` computes what `trilemma.learning.defences.rehearsal` would run from Gram matrices, for searches that
-try many lies in a round.
+`Lookahead` computes what `trilemma.learning.defences.rehearsal` would run from Gram matrices, for searches
+that try many lies in a round.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from trilemma import aggregation
 from trilemma.aggregation import Chain
 from trilemma.attacks.span import bordered, inner_products
 from trilemma.base.transfers import to_the_device
-from trilemma.learning.defences.evidence.court import Court
-from trilemma.learning.defences.evidence.file import File
+from trilemma.learning.defences.evidence.detector import Detector
+from trilemma.learning.defences.evidence.history import ClientHistory
 from trilemma.learning.messages import side_by_side
 from trilemma.learning.protocol import State
 from trilemma.learning.steps.trace import Law, Places
@@ -35,7 +35,7 @@ first round, for instance, sums are multiples of messages."""
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Lookahead:
     """A defended server in one round, ready to evaluate changes of the messages.
 
     The effect of a lie is determined by the Gram matrix of a basis, which is measured once: all clients'
@@ -48,8 +48,8 @@ class Outlook:
         senders: The clients that send them.
         step: The model moves by `step` × the round's aggregate.
         due: Whether the sums are looked at in this round.
-        court: How the server judges.
-        file: The server's file with this round's messages added.
+        detector: How the server judges.
+        history: The server's history with this round's messages added.
     """
 
     messages: Tensor
@@ -57,26 +57,26 @@ class Outlook:
     senders: Places
     step: float
     due: bool
-    court: Court
-    file: File
+    detector: Detector
+    history: ClientHistory
 
     @classmethod
     def of(
-        cls, court: Court, state: State, messages: Tensor, senders: tuple[int, ...], round_: int
-    ) -> Outlook:
-        """Return the outlook on a round in which `senders` send `messages` (k, d)."""
-        before, trace = File.read(state), court.trace
+        cls, detector: Detector, state: State, messages: Tensor, senders: tuple[int, ...], round_: int
+    ) -> Lookahead:
+        """Return the lookahead on a round in which `senders` send `messages` (k, d)."""
+        before, trace = ClientHistory.read(state), detector.trace
         x = trace.vectors(messages, state[trace.model])
         places = np.array(senders, dtype=np.int64)
-        file = court.heard(before, x, places, round_)
-        due = court.due(before, round_)  # between looks the model moves on from its last value
+        history = detector.heard(before, x, places, round_)
+        due = detector.due(before, round_)  # between looks the model moves on from its last value
         moved = before.moved if due else state[trace.model] - before.origin
-        return cls(x.to(file.sums.dtype), moved, places, trace.step(round_), due, court, file)
+        return cls(x.to(history.sums.dtype), moved, places, trace.step(round_), due, detector, history)
 
     @property
     def basis(self) -> tuple[Tensor, Tensor, Tensor]:
         """The vectors of the basis, in three parts: sums of all n, messages, the move so far."""
-        return self.file.sums, self.messages, self.moved[None]
+        return self.history.sums, self.messages, self.moved[None]
 
     @property
     def size(self) -> int:
@@ -93,16 +93,16 @@ class Outlook:
         ends = np.cumsum([len(part) for part in self.basis])
         shared, found = np.split(places, np.searchsorted(places, ends[:-1])), []
         for part, mine, end in zip(self.basis, shared, ends, strict=True):
-            if len(mine) or part is self.file.sums:
+            if len(mine) or part is self.history.sums:
                 rows = (mine - (end - len(part))).tolist()
                 found.append(part[side_by_side(rows) or rows])
         return torch.cat(found)
 
-    def looked(self) -> Outlook:
+    def looked(self) -> Lookahead:
         """Return the same round as if the sums were looked at in it: what the next look would find."""
         if self.due:
             return self
-        return replace(self, moved=self.file.moved, due=True)
+        return replace(self, moved=self.history.moved, due=True)
 
     def gram(self, beside: Tensor) -> Tensor:
         """Return the Gram matrix (p, p) of the basis followed by rows `beside` (q, d), on their device."""
@@ -141,12 +141,12 @@ class Outlook:
     def outcomes(self, gram: Tensor, rows: Places, changes: Tensor, beside: Tensor) -> Foreseen:
         """Return for B lies whether somebody would be expelled, and where the model would move.
 
-        `gram` (p, p) is the Gram matrix of the basis with the rows `beside` (q, d), as `Outlook.gram` returns
-        it. `changes` (B, r, p) are added to the messages in `rows` (r,), as coefficients in this basis. The
-        work is done on the device of `gram` and `changes`.
+        `gram` (p, p) is the Gram matrix of the basis with the rows `beside` (q, d), as `Lookahead.gram`
+        returns it. `changes` (B, r, p), coefficients in this basis, are added to the messages in `rows` (r,).
+        The work is done on the device of `gram` and `changes`.
         """
         k, (whole, fresh) = len(self.senders), self._looks
-        n, taken, geometric = len(self.file.sums), self._taken, self._geometric
+        n, taken, geometric = len(self.history.sums), self._taken, self._geometric
         everybody = n == k and bool((self.senders == np.arange(n)).all())
         which = to_the_device(rows, gram.device)
         if gram.is_cuda and self.due and everybody and geometric and recordable(whole, fresh):
@@ -189,11 +189,11 @@ class Outlook:
     @cached_property
     def _taken(self) -> Tensor:
         """The sum of each client's weights so far (n,), on the device of the messages."""
-        return to_the_device(self.file.taken, self.messages.device)
+        return to_the_device(self.history.taken, self.messages.device)
 
     def _parts(self, weights: Tensor, taken: Tensor) -> Tensor:
         """Return the shares (B, m) of the clients looked at in the model's move, this round included."""
-        staying, rows = self.file.staying, self._looks[0].rows
+        staying, rows = self.history.staying, self._looks[0].rows
         now = taken.repeat(len(weights), 1)
         now[:, torch.from_numpy(self.senders).to(weights.device)] += weights
         members = now if len(staying) == len(taken) else now[:, torch.from_numpy(staying).to(weights.device)]
@@ -203,28 +203,28 @@ class Outlook:
     @cached_property
     def _looks(self) -> tuple[ManyLook, ManyLook]:
         """The looks at the sums and at the messages; they do not depend on the lie."""
-        court, file, sent = self.court, self.file, self.senders
-        whole, fresh = court.law(file).select(file.staying), court.law_of_messages(file, sent)
+        detector, history, sent = self.detector, self.history, self.senders
+        whole, fresh = detector.law(history).select(history.staying), detector.law_of_messages(history, sent)
 
         def look(
             clients: Places, rows: Places, count: int, law: Law, weights: Tensor, alarm: float
         ) -> ManyLook:
             heard, device = law.heard, self.messages.device
-            able = court.able(len(heard), file)
-            shares = court.shares(clients, weights)[heard] if able else None
+            able = detector.able(len(heard), history)
+            shares = detector.shares(clients, weights)[heard] if able else None
             there = rows_of(rows[heard], count, device)
-            return ManyLook.of(law.select(heard), court.liars(file), alarm, shares, there, device)
+            return ManyLook.of(law.select(heard), detector.liars(history), alarm, shares, there, device)
 
-        n, k = len(file.members), len(sent)
+        n, k = len(history.members), len(sent)
         return (
-            look(file.staying, file.staying, n, whole, file.coefficients, court.alarms[0]),
-            look(self.senders, np.arange(k), k, fresh, file.carried, court.alarms[1]),
+            look(history.staying, history.staying, n, whole, history.coefficients, detector.alarms[0]),
+            look(self.senders, np.arange(k), k, fresh, history.carried, detector.alarms[1]),
         )
 
     @cached_property
     def _rule(self) -> Chain | None:
         """The rule as the server applies it to the round's messages; None: it is their mean."""
-        return self.court.rule(len(self.senders), self.file)
+        return self.detector.rule(len(self.senders), self.history)
 
     @property
     def _geometric(self) -> bool:

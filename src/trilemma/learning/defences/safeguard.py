@@ -20,23 +20,42 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from trilemma import aggregation
+from trilemma.aggregation import mixings
 from trilemma.aggregation.passes.gram import halfway
-from trilemma.aggregation.safeguard import SafeguardStage as Stage
 from trilemma.base.keys import Key
-from trilemma.learning.defences.screens.screen import ScreenedRound, Seen, screens
+from trilemma.learning.defences.filter import FilteredRound, FilterStage, Seen
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
 
 
-@screens.register("safeguard")
+@mixings.register("safeguard")
+class SafeguardStage(FilterStage):
+    """Leave out for good the clients whose summed messages lie far from those of the majority.
+
+    >>> from trilemma import aggregation as agg
+    >>> agg.parse("safeguard(window=50)+mean", f=1).name
+    'safeguard(window=50)+mean'
+    """
+
+    window: int = Field(default=0, ge=0, description="rounds after which sums begin anew; 0: never")
+    factor: float = Field(
+        default=1.5, ge=1, description="how far a sum may lie from the central one, in its distances to most"
+    )
+
+    def filter(self, algorithm: Algorithm, setup: Setup) -> Safeguard:
+        """See `FilterStage.filter`."""
+        return Safeguard(self, setup)
+
+
 class Safeguard:
     """Leave out for good whose sums lie far from the majority's."""
 
-    def __init__(self, stage: Stage, algorithm: Algorithm, setup: Setup) -> None:
+    def __init__(self, stage: SafeguardStage, setup: Setup) -> None:
         self.stage, self.setup = stage, setup
 
     def begin(self, model: Model, key: Key) -> Mapping[str, Tensor]:
@@ -44,7 +63,7 @@ class Safeguard:
         clients = self.setup.clients
         return {"sums": torch.zeros(clients, model.dim), "good": torch.ones(clients, dtype=torch.bool)}
 
-    def look(self, heard: ScreenedRound, memory: Mapping[str, Tensor]) -> Seen:
+    def look(self, heard: FilteredRound, memory: Mapping[str, Tensor]) -> Seen:
         """Add the messages to their senders' sums, and drop clients whose sums are far from the centre."""
         sums, good, window = memory["sums"].to(heard.x), memory["good"].cpu().clone(), self.stage.window
         if window and heard.round % window == 0:

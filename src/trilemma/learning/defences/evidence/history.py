@@ -34,7 +34,7 @@ PER_CLIENT = ("sums", "coefficients", "carried", "sharing", "proved", "taken")
 
 
 @dataclass(frozen=True)
-class File:
+class ClientHistory:
     """What the server has on its clients; `trilemma.learning.steps.trace` defines the symbols.
 
     Attributes:
@@ -66,8 +66,8 @@ class File:
     moved: Tensor
 
     @classmethod
-    def empty(cls, clients: int, rounds: int, model: Tensor) -> File:
-        """Return the file before the first round."""
+    def empty(cls, clients: int, rounds: int, model: Tensor) -> ClientHistory:
+        """Return the history before the first round."""
         steps = torch.zeros(clients, rounds, dtype=torch.float64)
         return cls(
             model.new_zeros(()).expand(clients, len(model)),  # expanded, so that it takes no memory
@@ -85,10 +85,10 @@ class File:
         )
 
     @classmethod
-    def read(cls, state: State) -> File:
-        """Return the file in a server's state; all parts but the `LONG` ones are moved to the host.
+    def read(cls, state: State) -> ClientHistory:
+        """Return the history in a server's state; all parts but the `LONG` ones are moved to the host.
 
-        >>> File.read({"evidence.sums": torch.zeros(2, 5)})
+        >>> ClientHistory.read({"evidence.sums": torch.zeros(2, 5)})
         Traceback (most recent call last):
         trilemma.base.errors.UserError: the state of this server was kept by another version, without ...
         """
@@ -101,7 +101,7 @@ class File:
         return cls(**{name: part if name in LONG else part.cpu() for name, part in found.items()})
 
     def state(self) -> dict[str, Tensor]:
-        """Return the file as part of a server's state."""
+        """Return the history as part of a server's state."""
         return {PREFIX + name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @cached_property
@@ -114,10 +114,10 @@ class File:
         """How many liars are proved: for a pair that was set aside, one."""
         return int(self.proved.cpu().numpy().sum())
 
-    def reaching(self, places: int) -> File:
-        """Return the file with at least `places` rows.
+    def reaching(self, places: int) -> ClientHistory:
+        """Return the history with at least `places` rows.
 
-        >>> File.empty(2, 3, torch.zeros(5)).reaching(4).sums.shape
+        >>> ClientHistory.empty(2, 3, torch.zeros(5)).reaching(4).sums.shape
         torch.Size([4, 5])
         """
         missing = places - len(self.members)
@@ -130,11 +130,11 @@ class File:
         grown = {name: longer(getattr(self, name)) for name in PER_CLIENT}
         return replace(self, **grown, members=longer(self.members, True))
 
-    def expelling(self, found: Sequence[Expulsion]) -> File:
-        """Return the file after these expulsions.
+    def expelling(self, found: Sequence[Expulsion]) -> ClientHistory:
+        """Return the history after these expulsions.
 
         >>> pair = [Expulsion(place, "one of a pair") for place in (1, 2)]
-        >>> File.empty(3, 1, torch.zeros(5)).expelling(pair).proved.sum()  # at least one of the two lied
+        >>> ClientHistory.empty(3, 1, torch.zeros(5)).expelling(pair).proved.sum()  # at least one lied
         tensor(1., dtype=torch.float64)
         """
         if not found:
@@ -167,7 +167,7 @@ def added(sums: Tensor, x: Tensor, rows: Tensor | slice, step: float, spare: Spa
     """Return `sums` (n, d) with step · x (k, d) added to `rows`; a slice stands for all n rows.
 
     The result lies in `spare` memory. If the messages lie in a file, they are too long for memory, and the
-    result is written to another file beside it.
+    result is written to another history beside it.
     """
     if not lies_in_a_file(x):
         return _added(sums, x, rows, step, spare.like(sums))

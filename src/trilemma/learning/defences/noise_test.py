@@ -27,11 +27,12 @@ from functools import cached_property
 
 import scipy
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from trilemma.aggregation.noise_test import NoiseTestStage as Stage
+from trilemma.aggregation import mixings
 from trilemma.base.keys import Key
-from trilemma.learning.defences.screens.screen import ScreenedRound, Seen, screens
+from trilemma.learning.defences.filter import FilteredRound, FilterStage, MessageFilter, Seen
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
@@ -41,11 +42,33 @@ PEAK = 1 / math.sqrt(2 * math.pi)
 """φ(0), the largest density of a standard Gaussian."""
 
 
-@screens.register("noise-test")
+@mixings.register("noise-test")
+class NoiseTestStage(FilterStage):
+    """Leave out messages whose length, or distribution of coordinates, does not fit the agreed noise.
+
+    Needs an algorithm that adds noise. Every client and every round is tested by itself.
+
+    >>> from trilemma import aggregation as agg
+    >>> agg.parse("noise-test(level=0.01)+mean", f=1).name
+    'noise-test(level=0.01)+mean'
+    """
+
+    deviations: float = Field(
+        default=3.0, gt=0, description="standard deviations that a squared length may be off"
+    )
+    level: float = Field(
+        default=0.05, gt=0, lt=1, description="level of the test of Kolmogorov and Smirnov on the numbers"
+    )
+
+    def filter(self, algorithm: Algorithm, setup: Setup) -> MessageFilter:
+        """See `FilterStage.filter`."""
+        return NoiseTest(self, algorithm, setup)
+
+
 class NoiseTest:
     """Leave out messages whose length or whose numbers' distribution is not that of the noise."""
 
-    def __init__(self, stage: Stage, algorithm: Algorithm, setup: Setup) -> None:
+    def __init__(self, stage: NoiseTestStage, algorithm: Algorithm, setup: Setup) -> None:
         self.stage, self.setup = stage, setup
         assert algorithm.trace is not None
         self.trace = algorithm.trace
@@ -55,7 +78,7 @@ class NoiseTest:
         nothing = torch.zeros(self.setup.clients, dtype=torch.float64)
         return {"variance": nothing, "bound": nothing}
 
-    def look(self, heard: ScreenedRound, memory: Mapping[str, Tensor]) -> Seen:
+    def look(self, heard: FilteredRound, memory: Mapping[str, Tensor]) -> Seen:
         """Test every message against the noise that it must contain."""
         release, trace = self.setup.release, self.trace
         if release is None or release.law.silent:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trilemma.base.errors import ConfigError
 from trilemma.base.keys import Key
-from trilemma.learning.defences.screens.screen import ScreenedRound
+from trilemma.learning.defences.filter import FilteredRound
 from trilemma.learning.protocol import Algorithm, State
 from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
@@ -31,13 +31,13 @@ class RootClient:
             )
         assert algorithm.trace is not None
         self.algorithm, self.trace, self.root = algorithm, algorithm.trace, setup.root
-        self.last: tuple[ScreenedRound, Mapping[str, Tensor], tuple[Tensor, State]] | None = None
+        self.last: tuple[FilteredRound, Mapping[str, Tensor], tuple[Tensor, State]] | None = None
 
     def begin(self, model: Model, key: Key) -> State:
         """Return a client's state before the first round."""
         return self.algorithm.init(model, self.root.ids, key).clients
 
-    def message(self, heard: ScreenedRound, kept: Mapping[str, Tensor]) -> tuple[Tensor, State]:
+    def message(self, heard: FilteredRound, kept: Mapping[str, Tensor]) -> tuple[Tensor, State]:
         """Return the server's own message of a round (d,), and its state as a client afterwards."""
         if self.last is not None and _same(heard, self.last[0]) and _equal(kept, self.last[1]):
             return self.last[2]
@@ -48,7 +48,7 @@ class RootClient:
         return self.last[2]
 
 
-def _same(one: ScreenedRound, other: ScreenedRound) -> bool:
+def _same(one: FilteredRound, other: FilteredRound) -> bool:
     """Tell whether a client would do the same in both: same round, key, device and broadcast."""
     alike = (one.round, one.key, one.x.device) == (other.round, other.key, other.x.device)
     return alike and _equal(one.broadcast, other.broadcast)

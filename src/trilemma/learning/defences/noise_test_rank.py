@@ -28,13 +28,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from trilemma.aggregation.noise_test_rank import NoiseTestRankStage as Stage
+from trilemma.aggregation import mixings
 from trilemma.base.keys import Key
-from trilemma.learning.defences.screens.noise_test import NoiseTest
-from trilemma.learning.defences.screens.root_client import RootClient
-from trilemma.learning.defences.screens.screen import ScreenedRound, Seen, screens
+from trilemma.learning.defences.filter import FilteredRound, MessageFilter, Seen
+from trilemma.learning.defences.noise_test import NoiseTest, NoiseTestStage
+from trilemma.learning.defences.root_client import RootClient
 from trilemma.learning.protocol import Algorithm
 from trilemma.learning.settings import Setup
 from trilemma.models.types import Model
@@ -43,11 +44,33 @@ ROOT = "root."
 """Prefix of the names under which the server's state as a client is kept."""
 
 
-@screens.register("noise-test-rank")
+@mixings.register("noise-test-rank")
+class NoiseTestRankStage(NoiseTestStage):
+    """The noise test, then the n − f clients that over rounds agree most with the server's own message.
+
+    Needs public examples at the server, as `fltrust` does: `[aggregation] root = 100`.
+
+    >>> from trilemma import aggregation as agg
+    >>> agg.parse("noise-test-rank(momentum=0.9)+mean", f=1).name
+    'noise-test-rank(momentum=0.9)+mean'
+    """
+
+    momentum: float = Field(
+        default=0.99,
+        ge=0,
+        lt=1,
+        description="how much of the server's own direction stays from round to round",
+    )
+
+    def filter(self, algorithm: Algorithm, setup: Setup) -> MessageFilter:
+        """See `FilterStage.filter`."""
+        return NoiseTestRank(self, algorithm, setup)
+
+
 class NoiseTestRank:
     """Leave out who fails the noise test, then who points least to where the server's own messages do."""
 
-    def __init__(self, stage: Stage, algorithm: Algorithm, setup: Setup) -> None:
+    def __init__(self, stage: NoiseTestRankStage, algorithm: Algorithm, setup: Setup) -> None:
         self.stage, self.setup = stage, setup
         self.test = NoiseTest(stage, algorithm, setup)
         self.root = RootClient("noise-test-rank", algorithm, setup)
@@ -61,7 +84,7 @@ class NoiseTestRank:
             **_named(self.root.begin(model, key)),
         }
 
-    def look(self, heard: ScreenedRound, memory: Mapping[str, Tensor]) -> Seen:
+    def look(self, heard: FilteredRound, memory: Mapping[str, Tensor]) -> Seen:
         """Test every message, then rank the senders."""
         tested = self.test.look(heard, memory)
         before = {name[len(ROOT) :]: part for name, part in memory.items() if name.startswith(ROOT)}

@@ -1,4 +1,4 @@
-"""A tryout: liars evaluate many lies of a round together, in the Gram matrix of the round's vectors.
+"""A candidates: liars evaluate many lies of a round together, in the Gram matrix of the round's vectors.
 
 The basis consists of the defence's vectors (all clients' sums, the messages, the model's move so far), the
 directions in which liars push, and the direction in which the truth would move the model. Its Gram matrix is
@@ -36,7 +36,7 @@ class Lies:
     """B lies.
 
     `which` (B,) is the direction of each, `strength` (B,) its strength, and `changes` (B, r, u) what it adds
-    to the messages of the r liars who lie in this round: coefficients of u basis vectors (`Tryout.used`).
+    to the messages of the r liars who lie in this round: coefficients of u basis vectors (`Candidates.used`).
     """
 
     which: Places
@@ -72,7 +72,7 @@ class JudgedLies:
         return np.where(self.corrected <= unseen, self.harm, -math.inf)
 
 
-class Tryout:
+class Candidates:
     """One round, in which liars try out changes of their messages.
 
     `liars` are their places among all clients, `lying` (f,) each liar's factor of the shift (0: it does not
