@@ -16,7 +16,7 @@ from trilemma.federation.protocol import shelf, wire
 from trilemma.federation.protocol.memory import Memory
 from trilemma.federation.server import commits
 from trilemma.federation.server.commits import KEPT, CommitLog
-from trilemma.learning.defences.evidence import file as evidence_history
+from trilemma.learning.defences.evidence import history as evidence_history
 from trilemma.learning.steps import gridded
 from trilemma.storage import mapped
 
