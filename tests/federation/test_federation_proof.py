@@ -45,6 +45,12 @@ ALGORITHMS = {
         "privacy.clip=0.1",
         "privacy.sigma_ind=0.05",
     ),
+    "safe-dshb adaptive": (
+        "algorithm={name='safe-dshb', quantile=0.3, weight_decay=1e-3}",
+        "aggregation.rule=nnm+cwmed",
+        *("privacy.threat=ldp", "privacy.clip=0.1", "privacy.sigma_ind=0.05"),
+    ),
+    "cafcor-secldp adaptive": ("algorithm={name='cafcor', quantile=0.5}", "aggregation.rule=caf", *SECLDP),
     "cafcor-secldp": ("algorithm.name=cafcor", "aggregation.rule=caf", *SECLDP),
     "cafcor-byzldp": ("algorithm.name=cafcor", "aggregation.rule=caf", "privacy.threat=byzldp", *SECLDP[1:]),
     "cafcor-ldp": ("algorithm.name=cafcor", "aggregation.rule=caf", *LDP),

@@ -74,10 +74,16 @@ def plain(epsilons: tuple[float, ...] = (2.0, 4.0)) -> Iterator[Case]:
 
 
 def everything(rounds: int = 5, epsilon: float = 4.0) -> Iterator[Case]:
-    """Yield every private algorithm under every threat model; Poisson samples with both adjacencies."""
+    """Yield every private algorithm under every threat model; the same with a clip that follows a quantile.
+
+    Poisson samples come with both adjacencies.
+    """
     for algorithm in private_algorithms():
         for threat in get_args(ThreatName):
             yield Case(f"{algorithm}, {threat}", setting(algorithm, threat, rounds, epsilon))
+    for algorithm, threat in (("safe-dshb", "ldp"), ("cafcor", "secldp"), ("cafcor", "cdp")):
+        more = setting(algorithm, threat, rounds, epsilon, "algorithm.quantile=0.3")
+        yield Case(f"{algorithm}, {threat}, adaptive clip", more)
     for adjacency in ("replace", "add-remove"):
         more = ("algorithm.sampling=poisson", f"privacy.adjacency={adjacency}")
         yield Case(

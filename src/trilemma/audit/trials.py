@@ -96,7 +96,8 @@ class CanaryReading:
     """How an observer reads releases out of messages.
 
     Integers on a grid are the releases. Other messages are put through the inverse of what they do to noise
-    (`response` (T, T): how noise of round s shows in round t), which undoes momentum and the like.
+    (`response` (d, T, T): how noise of round s shows in round t, by coordinate), which undoes momentum and the
+    like.
     """
 
     step: float | None
@@ -109,23 +110,24 @@ class CanaryReading:
         """Find out with `probes`, one client per round, all alike: each gets an impulse in its own round."""
         codec = algorithm.message(probes.model).codec
         if isinstance(codec, GridCodec):
-            return cls(codec.grid.step, torch.eye(0))
+            return cls(codec.grid.step, torch.empty(0))
         size = math.hypot(law.sigma_ind, law.sigma_cor)
         loud, quiet = (
             _vectors(play(algorithm, replace(probes, noise=noise), sent, key))
             for noise in (Impulse(size), Noiseless())
         )
-        response = (loud - quiet).mean(2) / size
-        readable = bool(torch.isfinite(response).all()) and float(response.diagonal().abs().min()) > 1e-9
-        return cls(None, response if readable else torch.eye(len(response), dtype=torch.float64))
+        response = (loud - quiet).movedim(2, 0) / size
+        own = response.diagonal(dim1=1, dim2=2)
+        readable = bool(torch.isfinite(response).all()) and float(own.abs().min()) > 1e-9
+        return cls(None, response if readable else torch.eye(own.shape[1]).to(response).expand_as(response))
 
     def releases(self, sent: Sequence[Messages]) -> Tensor:
         """Return the releases (T, k, d), float64, up to what all runs have in common."""
         if self.step is not None:
             return torch.stack([one.beside[STEPS] for one in sent]).double() * self.step
         vectors = _vectors(sent)
-        undone: Tensor = torch.linalg.solve(self.response, vectors.flatten(1))
-        return undone.view_as(vectors)
+        undone: Tensor = torch.linalg.solve(self.response, vectors.movedim(2, 0))
+        return undone.movedim(0, 2)
 
 
 def _vectors(sent: Sequence[Messages]) -> Tensor:

@@ -26,6 +26,7 @@ from trilemma.base.keys import Key
 from trilemma.learning.messages import Asked, Parts, one_vector
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, Start, State
 from trilemma.learning.settings import AlgorithmSettings, Setup
+from trilemma.learning.steps.adaptive_clip import adaptive_algorithm
 from trilemma.learning.steps.gridded import declared, followed
 from trilemma.learning.steps.privatise import batch_gradients, clip_of, noised
 from trilemma.learning.steps.server import descent_server
@@ -61,6 +62,13 @@ class MomentumSettings(AlgorithmSettings):
     schedule: Theory | None = Field(
         default=None, description="the theorems' learning rates and momenta instead of lr and momentum"
     )
+    quantile: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="the clip follows this quantile of the lengths, by counts with noise that are paid for; "
+        "it begins at [privacy] clip. Default: the clip stays",
+    )
 
     @property
     def least_examples(self) -> int:
@@ -87,6 +95,8 @@ class MomentumSettings(AlgorithmSettings):
 
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
+        if self.quantile is not None:
+            return adaptive_algorithm(self, setup, self.quantile)
         return momentum_algorithm(self, setup)
 
 

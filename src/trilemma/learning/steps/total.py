@@ -250,7 +250,8 @@ def gradients(
     )
     if weight_decay:
         value.add_(params, alpha=weight_decay)
-    return models.Gradients(value, loss, clipped, buffers=kept)
+    norms = torch.cat([one.norms for one in rows if one.norms is not None]) if rows[0].norms is not None else None
+    return models.Gradients(value, loss, clipped, norms, kept)
 
 
 @dataclass(frozen=True)
@@ -286,20 +287,26 @@ class _Row:
         """Return a gradient of zero, without a look at the data; running statistics stay as they are."""
         like = self.params
         one, empty = like.new_zeros(1), like.new_zeros(1, self.model.dim)
-        return models.Gradients(empty, one * math.nan, one, buffers=self.buffers or {})
+        return models.Gradients(empty, one * math.nan, one, self._no_lengths(), self.buffers or {})
+
+    def _no_lengths(self) -> Tensor | None:
+        """Return the lengths of examples that fail, where examples have any: longer than any other."""
+        return torch.full(self.batch.y.shape[:2], math.inf) if self.clip.unit == "example" else None
 
     def _by_example(self) -> models.Gradients:
         """Add up what the examples contribute that do not fail."""
         weight, one = _weights(self.batch)[0], self.params.new_ones(1)
         value = torch.zeros(1, self.model.dim, dtype=torch.float64, device=self.params.device)
-        loss, mass, clipped, counted = 0.0, 0.0, 0.0, 0
+        loss, mass, clipped, counted, norms = 0.0, 0.0, 0.0, 0, self._no_lengths()
         for part, found in self.paid.halved(self.row, self.batch, self._of):
             value += found.value
             loss, mass = loss + float(found.loss), mass + float(weight[part].sum())
             clipped, counted = clipped + float(found.clipped) * len(part), counted + len(part)
+            if norms is not None and found.norms is not None:
+                norms[:, part] = found.norms[:, part].to(norms)
         loss = loss / mass if mass else math.nan
         value = value if self.clip.careful else value.to(one.dtype)
-        return models.Gradients(value, one * loss, one * (clipped / max(1, counted)))
+        return models.Gradients(value, one * loss, one * (clipped / max(1, counted)), norms)
 
 
 def _one(batch: Batch, row: int) -> Batch:
