@@ -96,8 +96,8 @@ class CanaryReading:
     """How an observer reads releases out of messages.
 
     Integers on a grid are the releases. Other messages are put through the inverse of what they do to noise
-    (`response` (d, T, T): how noise of round s shows in round t, by coordinate), which undoes momentum and the
-    like.
+    (`response` (d, T, T): how noise of round s shows in round t, by coordinate), which undoes momentum and
+    the like.
     """
 
     step: float | None

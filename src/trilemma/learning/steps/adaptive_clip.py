@@ -23,8 +23,8 @@ count without noise. The count pays with the length that short gradients leave u
 and longer ones count nothing: noise is what it would be without a count. (In the paper a count is a query
 beside, and z⁻² = z_Δ⁻² + (2σ_b)⁻² says what it takes away from the gradient's z.)
 
-**What liars can do.** The rule combines counts by the weights that it gives to messages. ĉ is cut into [0, 1],
-and so a round changes C_t by a factor of e^η at most, whatever anybody sends; C_t stays within
+**What liars can do.** The rule combines counts by the weights that it gives to messages. ĉ is cut into
+[0, 1], and so a round changes C_t by a factor of e^η at most, whatever anybody sends; C_t stays within
 [C/REACH, C·REACH].
 
 Reference: Andrew, Thakkar, McMahan, Ramaswamy, "Differentially private learning with adaptive clipping",

@@ -250,7 +250,9 @@ def gradients(
     )
     if weight_decay:
         value.add_(params, alpha=weight_decay)
-    norms = torch.cat([one.norms for one in rows if one.norms is not None]) if rows[0].norms is not None else None
+    norms = (
+        torch.cat([one.norms for one in rows if one.norms is not None]) if rows[0].norms is not None else None
+    )
     return models.Gradients(value, loss, clipped, norms, kept)
 
 
