@@ -163,20 +163,20 @@ def test_likelihoods_of_a_run_are_apart_as_often_as_stated():
 def test_what_a_round_costs_grows_with_clients_numbers_and_fineness():
     release = Release(2.25, LAW)
     grid = Grid.of(release, 431_080, 100)
-    found = drawing(LAW, grid, 100, "secldp")
+    found = drawing(LAW, grid, 100)
     streams_in_all = 100 * pair_error(in_steps(0.1, grid.step))[0] ** 2
     streams_in_all += 4950 * pair_error(in_steps(0.6, grid.step))[0] ** 2
     assert found.spread == pytest.approx(431_080 / 2 * streams_in_all)
-    alone = drawing(LAW, grid, 100, "ldp")
+    alone = drawing(LAW, grid, 100, shares=False)
     assert alone.spread == pytest.approx(431_080 / 2 * pair_error(in_steps(0.1, grid.step))[0] ** 2)
     with pytest.raises(PrivacyError, match="finer than what is drawn is exact"):
-        drawing(NoiseLaw(0.1, 0.6), replace(grid, step=2.0**-24), 100, "secldp")
+        drawing(NoiseLaw(0.1, 0.6), replace(grid, step=2.0**-24), 100)
 
 
 def test_noise_that_ends_somewhere_certifies_no_move_of_many_deviations():
     """What is drawn never exceeds 13.4 σ: a move of 30 σ shows for certain, whatever a Gaussian would do."""
     one = Mechanism(1 / 30)
-    drawn = replace(one, drawing=drawing(NoiseLaw(1.0), Grid.of(Release(1.0, NoiseLaw(1.0)), 2, 1), 1, "ldp"))
+    drawn = replace(one, drawing=drawing(NoiseLaw(1.0), Grid.of(Release(1.0, NoiseLaw(1.0)), 2, 1), 1))
     assert math.isfinite(accountants["exact"].epsilon(((one, 1),), 1e-5))
     assert accountants["exact"].epsilon(((drawn, 1),), 1e-5) == math.inf
 
@@ -186,7 +186,7 @@ def test_a_certificate_on_a_grid_pays_for_being_drawn(name):
     law = NoiseLaw(10.0, 4.0)
     release, threat = Release(2.25, law), Threat("secldp", 100, 10)
     grid = Grid.of(release, 431_080, 100)
-    drawn = replace(release, drawing=drawing(law, grid, 100, "secldp"))
+    drawn = replace(release, drawing=drawing(law, grid, 100))
     assert any("drawing it costs" in note for note in judge(drawn, threat, 1, 1e-5).assumptions)
     asked = accountants[name]
     plain, paid = (asked.epsilon(((mechanism(one, threat), 400),), 1e-5) for one in (release, drawn))
@@ -212,7 +212,9 @@ def test_a_sampled_curve_pays_in_every_round_and_ends_in_the_figure():
 def test_a_ledger_pays_for_being_drawn_and_remembers_it(tmp_path):
     release, threat = Release(1.0, NoiseLaw(4.0)), Threat("ldp", 10)
     grid = Grid.of(release, 1000, 10)
-    drawn = replace(release, drawing=drawing(release.law, grid, 10, "ldp") * 1e6)  # a price that can be seen
+    drawn = replace(
+        release, drawing=drawing(release.law, grid, 10, shares=False) * 1e6
+    )  # a price that can be seen
     budget = Budget(3.0, 1e-5)
     with Ledger(tmp_path / "plain", budget) as ledger:
         plain = [ledger.authorise(release, threat, "run", t).epsilon["exact"] for t in range(2)]

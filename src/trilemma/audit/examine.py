@@ -159,7 +159,7 @@ def notes_on(config: Config, subject: Subject) -> tuple[str, ...]:
         notes.append(
             f"{subject.rounds} of {config.run.rounds} rounds were played; the certificate is that of as many"
         )
-    if subject.threat.name == "cdp" and config.aggregation.rule != "mean":
+    if subject.threat.model.central and config.aggregation.rule != "mean":
         notes.append("the observer sees the mean of the messages, not what the rule makes of them")
     return tuple(notes)
 

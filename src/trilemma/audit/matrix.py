@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import get_args
 
 from rich.table import Table
 
@@ -15,7 +14,8 @@ from trilemma.audit.tables import row
 from trilemma.base.keys import Key
 from trilemma.experiment import parse
 from trilemma.learning.settings import private_algorithms
-from trilemma.privacy.types import Arithmetic, ThreatName
+from trilemma.privacy.threats.catalogue import threat_models
+from trilemma.privacy.types import Arithmetic
 
 EXAMPLES = 200
 """Examples that every client holds."""
@@ -79,7 +79,7 @@ def everything(rounds: int = 5, epsilon: float = 4.0) -> Iterator[Case]:
     Poisson samples come with both adjacencies.
     """
     for algorithm in private_algorithms():
-        for threat in get_args(ThreatName):
+        for threat in threat_models:
             yield Case(f"{algorithm}, {threat}", setting(algorithm, threat, rounds, epsilon))
     for algorithm, threat in (("safe-dshb", "ldp"), ("cafcor", "secldp"), ("cafcor", "cdp")):
         more = setting(algorithm, threat, rounds, epsilon, "algorithm.quantile=0.3")

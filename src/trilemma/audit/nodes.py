@@ -168,7 +168,7 @@ def _guessed(
     """Ask the nodes for releases, a coin each; return log-likelihood ratios and coins."""
     law, threat = subject.release.law, subject.threat
     observer = AuditObserver.of(threat, law)
-    honest = threat.clients - (threat.byzantine if threat.name == "cdp" else threat.collusion)
+    honest = threat.clients - (threat.byzantine if threat.model.central else threat.collusion)
     both = (
         _holding(task, chosen.pair.model, chosen.pair.tails),
         _holding(task, chosen.pair.model, chosen.pair.heads),

@@ -53,10 +53,10 @@ class AuditObserver:
         """Return the observer of a threat model."""
         own, shared = law.sigma_ind**2, law.sigma_cor**2
         least = _NOTHING * max(own, shared)
-        if threat.name == "cdp":
+        if threat.model.central:
             return cls(threat.honest, 1.0, max(threat.honest * own, least))
         members = threat.clients - threat.collusion
-        if threat.name == "ldp" or shared == 0 or members == 1:
+        if not threat.model.shares or shared == 0 or members == 1:
             return cls(1, 0.0, max(own, least))
         if own == 0:
             return cls(members, 1.0, least)

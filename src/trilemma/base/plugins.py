@@ -33,7 +33,7 @@ GROUPS = tuple(
     f"trilemma.{kind}"
     for kind in (
         "rules", "mixing", "attacks", "algorithms", "data", "partitions", "features", "models", "metrics",
-        "accountants",
+        "accountants", "threats",
     )
 )  # fmt: skip
 """Entry points an installed package may declare: each names a module, which registers when imported.

@@ -23,6 +23,7 @@ from trilemma.models.types import Model
 from trilemma.privacy.mechanism import History
 from trilemma.privacy.noise.drawing import EXACT, Drawing
 from trilemma.privacy.noise.grid_price import drawing
+from trilemma.privacy.threats.catalogue import threat_models
 from trilemma.privacy.types import Arithmetic, NoiseLaw, Release
 
 
@@ -143,7 +144,7 @@ def _drawn(setup: Setup, algorithm: Algorithm, model: Model, threat: privacy.Thr
     grid = setup.grid(algorithm.message(model).dim)
     if grid is None or setup.release is None:
         return EXACT
-    return drawing(setup.release.law, grid, setup.clients, threat.name)
+    return drawing(setup.release.law, grid, setup.clients, shares=threat.model.shares)
 
 
 _Words = tuple[str, ...]
@@ -245,7 +246,7 @@ def _release(
         )
 
     least, liars = _who_counts(config)
-    most = config.federation.clients if wanted.threat != "cdp" else least
+    most = least if threat_models[wanted.threat].central else config.federation.clients
     by_name = privacy.Threat(
         wanted.threat, least, liars, assume=wanted.assume, neighbours=wanted.neighbours, most=most
     )
@@ -301,7 +302,7 @@ def _law(
 def _central_gaps(config: Config) -> Iterator[tuple[str, str]]:
     """Yield where the mean's noise is not what an outsider under cdp is left with, and what would help."""
     rule, federation = config.aggregation.rule, config.federation
-    if config.privacy.threat != "cdp":
+    if not threat_models[config.privacy.threat].central:
         return
     if rule != "mean":
         yield (
@@ -331,7 +332,7 @@ def _who_counts(config: Config) -> tuple[int, int]:
     of the same joint noise, but a client that is expelled no longer shares secrets.
     """
     federation = config.federation
-    if config.privacy.threat != "cdp":
+    if not threat_models[config.privacy.threat].central:
         return _least_members(config), federation.f
     heard, liars = federation.heard, max(federation.f, federation.byzantine)
     if liars >= heard:

@@ -15,6 +15,7 @@ from trilemma.base.plugins import installed
 from trilemma.base.registry import Registry
 from trilemma.experiment.ready import ready
 from trilemma.privacy.accounting.accountants import accountants
+from trilemma.privacy.threats.catalogue import threat_models
 
 
 def rooms() -> dict[str, Registry[Any]]:
@@ -34,6 +35,7 @@ def rooms() -> dict[str, Registry[Any]]:
         "features": data.feature_maps,
         "models": models.models,
         "accountants": accountants,
+        "threats": threat_models,
         "configs": ready,
     }
 

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from trilemma.base.errors import hint
+from trilemma.base.errors import hint, nearest
 from trilemma.base.options import Options, mistakes
 from trilemma.models import Lora, Subspace, Train
 from trilemma.privacy.accounting.accountants import accountants
-from trilemma.privacy.types import Adjacency, Arithmetic, Assumption, ThreatName
+from trilemma.privacy.threats.catalogue import sharing, threat_models
+from trilemma.privacy.types import Adjacency, Arithmetic, Assumption
 
 AUTO = "auto"
 """What is said where a number is to be chosen (`config.auto`)."""
@@ -180,6 +181,12 @@ class AggregationTable(SettingsTable):
         return self
 
 
+def _threat(name: str) -> str:
+    if name not in (names := [*threat_models, "none"]):
+        raise ValueError(nearest(name, names))
+    return name
+
+
 class PrivacyTable(SettingsTable):
     """`[privacy]`: who is trusted, how contributions are clipped, how much noise is added.
 
@@ -187,7 +194,9 @@ class PrivacyTable(SettingsTable):
     of the sensitivity (`noise_multiplier`), or not at all (then clipping alone gives no guarantee).
     """
 
-    threat: ThreatName | Literal["none"] = Field(default="none", description="who is trusted with what")
+    threat: Annotated[str, AfterValidator(_threat)] = Field(
+        default="none", description=f"who is trusted with what: {', '.join(threat_models)}; or none"
+    )
     clip: float | None = Field(
         default=None,
         gt=0,
@@ -279,13 +288,14 @@ class PrivacyTable(SettingsTable):
             )
         if any(ways) and self.threat == "none":
             raise ValueError("noise without a threat model certifies nothing: give threat = cdp, secldp, …")
-        if self.neighbours is not None and self.threat not in ("secldp", "byzldp"):
+        if self.neighbours is not None and self.threat not in sharing():
             raise ValueError(
-                f"neighbours = {self.neighbours}: only secldp and byzldp share secrets; leave it out"
+                f"neighbours = {self.neighbours}: only {' and '.join(sharing())} share secrets; leave it out"
             )
-        if self.threat == "ldp" and self.sigma_cor:
+        if self.threat != "none" and not threat_models[self.threat].shares and self.sigma_cor:
             raise ValueError(
-                "under ldp nobody shares secrets: sigma_cor must be 0 (secldp and byzldp have it)"
+                f"under {self.threat} nobody shares secrets: sigma_cor must be 0 ({' and '.join(sharing())} "
+                "have it)"
             )
         return self
 

@@ -23,18 +23,11 @@ from trilemma.privacy import NoiseLaw, mean_noise
 from trilemma.privacy.accounting import calculator
 from trilemma.privacy.accounting.accountants import accountants
 from trilemma.privacy.accounting.calibration import plan as least_noise
-from trilemma.privacy.types import Adjacency, Scheme, ThreatName, Unit
+from trilemma.privacy.threats.catalogue import threat_models
+from trilemma.privacy.types import Adjacency, Scheme, Unit
 from trilemma.report.plain import plain_json
 from trilemma.report.privacy_question import Question
 from trilemma.report.round_cost import expected_seconds
-
-THREATS = {
-    "cdp": "the server is trusted: an outsider sees the mean only",
-    "secldp": "nobody is trusted; secrets between clients stay secret, save those of q colluders",
-    "byzldp": "nobody is trusted; all Byzantine clients hand their secrets to the server",
-    "ldp": "nobody is trusted; no secrets at all",
-}
-"""Who is trusted, in a few words."""
 
 ALONE = {"clients": "-n", "byzantine": "-f", "collusion": "-q", "neighbours": "-k", "dim": "-d"}
 """Options of `trilemma privacy` that go by a letter."""
@@ -49,7 +42,7 @@ NUMBER = 4
 def choices() -> Choices:
     """Return what the controls offer."""
     return Choices(
-        threats={name: THREATS[name] for name in get_args(ThreatName)},
+        threats={name: threat_models.summary(name) for name in threat_models},
         accountants={name: accountants[name].assumes for name in accountants},
         rules=sorted(aggregation.rules),
         units=list(get_args(Unit)),

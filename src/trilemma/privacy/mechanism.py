@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from trilemma.base.errors import PrivacyError
 from trilemma.privacy.noise.drawing import EXACT, Drawing
 from trilemma.privacy.threats.catalogue import Threat
-from trilemma.privacy.threats.covariance import agreed_multiplier, complete_multiplier
-from trilemma.privacy.types import SMALLEST, Adjacency, NoiseLaw, Release, Sampling, check_sampling
+from trilemma.privacy.types import SMALLEST, Adjacency, Release, Sampling, check_sampling
 
 WHOLE = Sampling()
 """No sampling: every example is used in every round."""
@@ -74,34 +73,13 @@ def multiplier(release: Release, threat: Threat) -> float:
     law, move = release.law, release.sensitivity
     if law.silent:
         return 0.0
-    if threat.name == "ldp":
-        z = law.sigma_ind / move
-    elif threat.name == "cdp":
-        # The honest messages' sum has noise 1ᵀΣ1: pairwise noise among honest clients cancels in it, and
-        # that shared with a liar cancels too if the liar adds it and leaves its own noise out.
-        z = math.sqrt(threat.honest * (law.sigma_ind**2 + threat.hidden * law.sigma_cor**2)) / move
-    else:
-        z = shared_multiplier(law, move, threat)
+    z = threat.model.multiplier(law, move, threat)
     if z == 0 and math.isfinite(move):
         raise PrivacyError(
             f"no guarantee under {threat.name}: only pairwise noise is added (sigma_ind = 0), and it "
-            + ("cancels in the mean" if threat.name == "cdp" else "is known to the adversary")
+            + ("cancels in the mean" if threat.model.central else "is known to the adversary")
         )
     return z
-
-
-def shared_multiplier(law: NoiseLaw, move: float, threat: Threat) -> float:
-    """Return z where secrets are shared: exact among all, a proven bound where each has some neighbours.
-
-    >>> law, few = NoiseLaw(0.5, 1.0), Threat("secldp", clients=50, byzantine=3, collusion=3, neighbours=8)
-    >>> all_of_them = Threat("secldp", clients=50, byzantine=3, collusion=3)
-    >>> 0.5 < shared_multiplier(law, 1.0, few) < shared_multiplier(law, 1.0, all_of_them)
-    True
-    """
-    n, q, liars = threat.clients, threat.collusion, threat.collusion + threat.hidden
-    if threat.neighbours is None or threat.neighbours >= max(n, threat.most) - 1:
-        return complete_multiplier(law, move, n, liars, q)  # more members only help
-    return agreed_multiplier(law, move, range(n, max(n, threat.most) + 1), threat.neighbours, liars, q)
 
 
 def mechanism(release: Release, threat: Threat) -> Mechanism:
@@ -129,4 +107,4 @@ def leans_on_liars(release: Release, threat: Threat) -> bool:
     ... )
     (True, False)
     """
-    return threat.hidden > 0 and threat.name in ("secldp", "cdp") and release.law.sigma_cor > 0
+    return threat.hidden > 0 and release.law.sigma_cor > 0

@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # whoever reads a ledger waits for no torch
 Unit = Literal["user", "example"]
 Adjacency = Literal["replace", "add-remove", "published"]
 Scheme = Literal["none", "poisson", "without-replacement"]
-ThreatName = Literal["cdp", "secldp", "byzldp", "ldp"]
 Assumption = Literal["guaranteed", "published"]
 """Whether a figure holds however many of the f liars exist, or is the papers', which counts on them."""
 Arithmetic = Literal["float", "grid"]

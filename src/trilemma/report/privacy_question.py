@@ -13,7 +13,7 @@ from trilemma.base.errors import UserError
 from trilemma.learning import theory
 from trilemma.privacy import NoiseLaw, Release, Sampling, Threat
 from trilemma.privacy.accounting import calculator
-from trilemma.privacy.types import Adjacency, Assumption, Scheme, ThreatName, Unit
+from trilemma.privacy.types import Adjacency, Assumption, Scheme, Unit
 from trilemma.report.privacy import calibration_record, finding_record
 
 
@@ -86,12 +86,10 @@ class Question:
     @property
     def model(self) -> Threat:
         """Who may see what."""
-        if self.neighbours is not None and self.threat not in ("secldp", "byzldp"):
-            raise UserError(f"only secldp and byzldp share secrets: leave k = {self.neighbours} out")
         if self.neighbours is not None and self.neighbours >= self.clients:
             raise UserError(f"k = {self.neighbours}: each of n = {self.clients} clients has n − 1 others")
         threat = Threat(
-            cast(ThreatName, self.threat),
+            self.threat,
             self.clients,
             self.byzantine,
             assume=cast(Assumption, self.assume),

@@ -45,7 +45,7 @@ from trilemma.privacy.ledger import ledger as ledgers
 from trilemma.privacy.ledger.ledger import BudgetExceeded, Ledger
 from trilemma.privacy.ledger.lines import Budget, LedgerError, read_lines
 from trilemma.privacy.mechanism import mechanism
-from trilemma.privacy.threats.catalogue import Threat
+from trilemma.privacy.threats.catalogue import Threat, threat_models
 
 RESERVE = 0.1
 """Share of rounds that may be repeated: a default budget has room for it, and noise for an ε asked for."""
@@ -248,7 +248,7 @@ def trusts_server(party: Party, why: str) -> None:
     """Say once in the ledger that a run's server is trusted, where ε would else hold against it too."""
     with files.locked(party.lock):
         statement, text = own_statement(party), f"{CAVEAT}: {why}"
-        if not statement.entries or statement.entries[-1].threat == "cdp":
+        if not statement.entries or threat_models[statement.entries[-1].threat].central:
             return
         run = run_of(statement.entries[-1])
         if not any((one.run, one.text) == (run, text) for one in statement.remarks):

@@ -149,7 +149,7 @@ class PartyTask:
         release, threat = self.resolved.release, self.resolved.threat
         if release is None or threat is None or release.law.silent:
             return False
-        return release.law.sigma_cor > 0 or threat.name == "cdp"
+        return release.law.sigma_cor > 0 or threat.model.central
 
     @property
     def may_be_expelled(self) -> int:
@@ -284,7 +284,7 @@ def _check_resolved(config: Config, resolved: Resolved, model: Model) -> None:
             f"[federation] sampled = {sampled}: in {algorithm.name} clients that are not sampled train too, "
             "which a server that does not ask them cannot make them do; leave it out"
         )
-    central = resolved.threat is not None and resolved.threat.name == "cdp"
+    central = resolved.threat is not None and resolved.threat.model.central
     if sampled is not None and central:
         raise ConfigError(
             f"[federation] sampled = {sampled}: under cdp a client counts on the noise of all the others, "

@@ -243,7 +243,7 @@ class Coordinator:
     def _waiting(self) -> Waiting:
         """Who is waited for, with the f of now; everybody where the noise of the others is counted on."""
         threat = self.task.resolved.threat
-        tolerated = 0 if threat is not None and threat.name == "cdp" else self.policy.tolerated
+        tolerated = 0 if threat is not None and threat.model.central else self.policy.tolerated
         return replace(self.waiting, tolerated=tolerated)
 
     def _waiting_since(self) -> Waiting:

@@ -94,7 +94,7 @@ class OwnScores:
         if arithmetic != "grid":
             return cls(turns, tolerated, release)
         grid = Grid.of(release, 1, clients)
-        drawn = drawing(release.law, grid, clients, "ldp")
+        drawn = drawing(release.law, grid, clients, shares=False)
         return cls(turns, tolerated, replace(release, drawing=drawn), grid)
 
     @property

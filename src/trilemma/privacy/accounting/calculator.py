@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,8 @@ from trilemma.privacy.accounting.accountants import applicable, ask, worthwhile
 from trilemma.privacy.accounting.calibration import Objective, Plan, default_accountant, honest_mean, plan
 from trilemma.privacy.accounting.spending import certified_curve, places, spent
 from trilemma.privacy.mechanism import History, mechanism
-from trilemma.privacy.threats.catalogue import Threat
-from trilemma.privacy.types import Release, ThreatName
+from trilemma.privacy.threats.catalogue import Threat, threat_models
+from trilemma.privacy.types import Release
 from trilemma.privacy.verdict import objections
 
 DRAWN = 30
@@ -125,6 +124,6 @@ def _collusions(threat: Threat) -> tuple[Threat, ...]:
 
 
 def _models(threat: Threat) -> tuple[Threat, ...]:
-    """Return the four threat models of the same federation."""
-    names = cast(tuple[ThreatName, ...], get_args(ThreatName))
-    return tuple(Threat(name, threat.clients, threat.byzantine, assume=threat.assume) for name in names)
+    """Return all threat models of the same federation."""
+    n, f = threat.clients, threat.byzantine
+    return tuple(Threat(name, n, f, assume=threat.assume) for name in threat_models)

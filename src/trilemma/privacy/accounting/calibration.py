@@ -24,7 +24,7 @@ import scipy
 
 from trilemma.base.errors import PrivacyError
 from trilemma.privacy.accounting.accountants import ask, default
-from trilemma.privacy.mechanism import WHOLE, History, Mechanism, mechanism, shared_multiplier
+from trilemma.privacy.mechanism import WHOLE, History, Mechanism, mechanism
 from trilemma.privacy.noise.drawing import EXACT, Drawing
 from trilemma.privacy.threats.catalogue import Threat
 from trilemma.privacy.threats.covariance import left_by_liars, mean_noise
@@ -172,16 +172,15 @@ def allocate(deviation: float, threat: Threat, objective: Objective = honest_mea
     >>> round(law.sigma_ind, 3), round(law.sigma_cor, 3)
     (0.219, 0.117)
     """
-    if threat.name == "ldp":
-        return NoiseLaw(sigma_ind=deviation)
-    if threat.name == "cdp":
-        return NoiseLaw(sigma_ind=deviation / math.sqrt(threat.honest))
+    model = threat.model
+    if model.central or not model.shares:
+        return NoiseLaw(sigma_ind=deviation / model.multiplier(NoiseLaw(1.0), 1.0, threat))
     unit = objective(threat)
 
     def price(ratio: float) -> float:
         """Cost per unit of protection at σ_cor² = ratio · σ_ind²; infinite: pairwise noise alone."""
         cor, ind = (1.0, 0.0) if math.isinf(ratio) else (ratio, 1.0)
-        return (unit.cor * cor + unit.ind * ind) / shared_multiplier(_law(cor, ind), 1.0, threat) ** 2
+        return (unit.cor * cor + unit.ind * ind) / model.multiplier(_law(cor, ind), 1.0, threat) ** 2
 
     ratios = [0.0, *np.geomspace(1e-6, _LARGEST_RATIO, 400)]
     if threat.hidden:
@@ -191,9 +190,9 @@ def allocate(deviation: float, threat: Threat, objective: Objective = honest_mea
     if 1 < best < len(ratios) - 2:
         ratio = _golden(price, ratios[best - 1], ratios[best + 1])
     cor, ind = (1.0, 0.0) if math.isinf(ratio) else (ratio, 1.0)
-    scale = (deviation / shared_multiplier(_law(cor, ind), 1.0, threat)) ** 2
+    scale = (deviation / model.multiplier(_law(cor, ind), 1.0, threat)) ** 2
     law = _law(cor * scale, ind * scale)
-    while shared_multiplier(law, 1.0, threat) < deviation:
+    while model.multiplier(law, 1.0, threat) < deviation:
         law = NoiseLaw(law.sigma_ind * _SAFE, law.sigma_cor * _SAFE)
     return law
 

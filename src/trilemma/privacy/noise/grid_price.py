@@ -42,7 +42,7 @@ import math
 from trilemma.base.errors import PrivacyError
 from trilemma.privacy.noise.drawing import LARGEST_WORST, Drawing
 from trilemma.privacy.noise.grid import FINENESS, SMOOTHING, Grid, in_steps
-from trilemma.privacy.types import NoiseLaw, ThreatName
+from trilemma.privacy.types import NoiseLaw
 
 EDGES = 9.0
 """x = |p̃/p − 1| of a pair of integers is at most this times s D."""
@@ -66,20 +66,22 @@ def pair_error(steps: float) -> tuple[float, float]:
     return EDGES * steps * MOVED, EDGES * steps * (MOVED_MOST + MOVED_NEAR * steps)
 
 
-def drawing(law: NoiseLaw, grid: Grid, clients: int, threat: ThreatName) -> Drawing:
+def drawing(law: NoiseLaw, grid: Grid, clients: int, *, shares: bool = True) -> Drawing:
     """Return how far one round's noise on `grid` is from `law`, in a federation of `clients` clients.
+
+    `shares`: whether noise that pairs of them share protects anybody.
 
     >>> from trilemma.privacy.types import Release
     >>> law = NoiseLaw(sigma_ind=0.1, sigma_cor=0.6)
     >>> grid = Grid.of(Release(clip=2.25, law=law), dim=431_080, clients=100)
-    >>> found = drawing(law, grid, clients=100, threat="secldp")
+    >>> found = drawing(law, grid, clients=100)
     >>> found.spread < 2e-9, found.missed < 1e-18
     (True, True)
     """
     streams = {law.sigma_ind: clients, law.sigma_cor: clients * (clients - 1) // 2}
     if law.sigma_ind == law.sigma_cor:
         streams = {law.sigma_ind: clients * (clients + 1) // 2}
-    if threat == "ldp":
+    if not shares:
         streams = {law.sigma_ind: 1}
     pairs = (grid.dim + 1) // 2
     spread = worst = missed = 0.0

@@ -20,10 +20,127 @@ Participants" (CafCor), Section 2 and Figure 1.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from trilemma.base.errors import UserError
-from trilemma.privacy.types import Assumption, ThreatName, choice
+from trilemma.base.registry import Registry
+from trilemma.privacy.threats.covariance import agreed_multiplier, complete_multiplier
+from trilemma.privacy.types import Assumption, NoiseLaw, choice
+
+
+class ThreatModel:
+    """Who may see what, and how much noise is left for whom they look at: one registered class each.
+
+    * `central`: whether the adversary sees the mean of the messages only;
+    * `shares`: whether noise that pairs of clients share protects anybody;
+    * `colluding`: whether all Byzantine clients hand their secrets to the adversary.
+    """
+
+    central: ClassVar[bool] = False
+    shares: ClassVar[bool] = True
+    colluding: ClassVar[bool] = False
+
+    def multiplier(self, law: NoiseLaw, move: float, threat: Threat) -> float:
+        """Return the noise on what is seen of the worst honest client, over its largest `move`.
+
+        Exact where secrets are shared among all, a proven bound where each shares with some neighbours.
+
+        >>> law, among_all = NoiseLaw(0.5, 1.0), Threat("secldp", 50, byzantine=3, collusion=3)
+        >>> few = Threat("secldp", 50, byzantine=3, collusion=3, neighbours=8)
+        >>> 0.5 < few.model.multiplier(law, 1.0, few) < few.model.multiplier(law, 1.0, among_all)
+        True
+        """
+        n, q, liars = threat.clients, threat.collusion, threat.collusion + threat.hidden
+        if threat.neighbours is None or threat.neighbours >= max(n, threat.most) - 1:
+            return complete_multiplier(law, move, n, liars, q)  # more members only help
+        return agreed_multiplier(law, move, range(n, max(n, threat.most) + 1), threat.neighbours, liars, q)
+
+    def notes(self, threat: Threat) -> tuple[str, ...]:
+        """Return what has to be said beside every figure computed under this threat model."""
+        who = f"{threat.name}: a curious server, and"
+        graph = (
+            ()
+            if threat.neighbours is None
+            else (
+                f"each client shares secrets with {threat.neighbours} others: the figure is a bound that "
+                "holds whoever of them collude",
+            )
+        )
+        if threat.hidden:
+            return (
+                f"{who} q = {threat.collusion} of f = {threat.byzantine} collude with it",
+                f"as published: holds only if {threat.hidden} Byzantine clients exist that keep their "
+                "secrets and whose messages reveal none",
+                *graph,
+            )
+        return (
+            f"{who} at most q = {threat.collusion} clients whose secrets it knows; "
+            f"0 to f = {threat.byzantine} clients may lie",
+            *graph,
+        )
+
+
+threat_models: Registry[type[ThreatModel]] = Registry("threat model")
+"""Threat models by the names configurations use."""
+
+
+@threat_models.register("cdp", "the server is trusted: an outsider sees the mean only")
+class CentralModel(ThreatModel):
+    """The honest messages' sum has noise 1ᵀΣ1: pairwise noise among honest clients cancels in it.
+
+    So does that shared with a liar if the liar adds it and leaves its own noise out.
+    """
+
+    central = True
+
+    def multiplier(self, law: NoiseLaw, move: float, threat: Threat) -> float:
+        """See `ThreatModel.multiplier`: that of the mean."""
+        return math.sqrt(threat.honest * (law.sigma_ind**2 + threat.hidden * law.sigma_cor**2)) / move
+
+    def notes(self, threat: Threat) -> tuple[str, ...]:
+        """See `ThreatModel.notes`."""
+        return ("cdp: the server is trusted; the figure holds only for the mean, not for another rule",)
+
+
+@threat_models.register(
+    "secldp", "nobody is trusted; secrets between clients stay secret, save those of q colluders"
+)
+class SecretsModel(ThreatModel):
+    """What `ThreatModel` says."""
+
+
+@threat_models.register("byzldp", "nobody is trusted; all Byzantine clients hand their secrets to the server")
+class ByzantineSecretsModel(ThreatModel):
+    """The same with q = f."""
+
+    colluding = True
+
+
+@threat_models.register("ldp", "nobody is trusted; no secrets at all")
+class LocalModel(ThreatModel):
+    """All secrets are known: only a client's own noise protects it."""
+
+    shares = False
+    colluding = True
+
+    def multiplier(self, law: NoiseLaw, move: float, threat: Threat) -> float:
+        """See `ThreatModel.multiplier`: that of independent noise."""
+        return law.sigma_ind / move
+
+    def notes(self, threat: Threat) -> tuple[str, ...]:
+        """See `ThreatModel.notes`."""
+        return ("ldp: all secrets are taken as known; only independent noise counts",)
+
+
+def sharing() -> list[str]:
+    """Return the names of the threat models under which noise shared with chosen neighbours protects.
+
+    >>> sharing()
+    ['secldp', 'byzldp']
+    """
+    return [name for name, model in threat_models.items() if model.shares and not model.central]
 
 
 @dataclass(frozen=True)
@@ -44,7 +161,7 @@ class Threat:
     trilemma.base.errors.UserError: colluders are Byzantine clients: 0 ≤ q ≤ f = 10, got q = 11
     """
 
-    name: ThreatName
+    name: str
     clients: int
     byzantine: int = 0
     collusion: int = -1
@@ -53,7 +170,7 @@ class Threat:
     most: int = 0
 
     def __post_init__(self) -> None:
-        choice("threat model", self.name, ThreatName)
+        everyone = threat_models[self.name].colluding
         choice("assumption", self.assume, Assumption)
         if self.clients < 1:
             raise UserError(f"a federation has at least one client, got n = {self.clients}")
@@ -61,11 +178,12 @@ class Threat:
             raise UserError(
                 f"at least one client is honest: 0 ≤ f < n = {self.clients}, got f = {self.byzantine}"
             )
+        if self.neighbours is not None and self.name not in sharing():
+            raise UserError(f"only {' and '.join(sharing())} share secrets: leave k = {self.neighbours} out")
         if self.neighbours is not None and self.neighbours < 1:
             raise UserError(f"secrets are shared with at least one other, got k = {self.neighbours}")
         if self.most and self.most < self.clients:
             raise UserError(f"at most {self.most} clients cannot be at least n = {self.clients}")
-        everyone = self.name in ("byzldp", "ldp")
         if self.collusion == -1:
             object.__setattr__(self, "collusion", self.byzantine if everyone else 0)
         if not 0 <= self.collusion <= self.byzantine:
@@ -77,6 +195,11 @@ class Threat:
                 f"under {self.name} all f = {self.byzantine} Byzantine clients collude; "
                 f"for q = {self.collusion} colluders use 'secldp'"
             )
+
+    @property
+    def model(self) -> ThreatModel:
+        """What is registered under the name."""
+        return threat_models[self.name]()
 
     @property
     def honest(self) -> int:
@@ -98,28 +221,4 @@ class Threat:
         >>> Threat("cdp", clients=10).notes()
         ('cdp: the server is trusted; the figure holds only for the mean, not for another rule',)
         """
-        if self.name == "cdp":
-            return ("cdp: the server is trusted; the figure holds only for the mean, not for another rule",)
-        if self.name == "ldp":
-            return ("ldp: all secrets are taken as known; only independent noise counts",)
-        who = f"{self.name}: a curious server, and"
-        graph = (
-            ()
-            if self.neighbours is None
-            else (
-                f"each client shares secrets with {self.neighbours} others: the figure is a bound that holds "
-                "whoever of them collude",
-            )
-        )
-        if self.hidden:
-            return (
-                f"{who} q = {self.collusion} of f = {self.byzantine} collude with it",
-                f"as published: holds only if {self.hidden} Byzantine clients exist that keep their secrets "
-                "and whose messages reveal none",
-                *graph,
-            )
-        return (
-            f"{who} at most q = {self.collusion} clients whose secrets it knows; "
-            f"0 to f = {self.byzantine} clients may lie",
-            *graph,
-        )
+        return self.model.notes(self)
