@@ -18,7 +18,6 @@ from trilemma.learning.defences.evidence import hidden_shift
 from trilemma.learning.defences.evidence.history import ClientHistory
 from trilemma.learning.defences.stage import staged
 from trilemma.models import build
-from trilemma.privacy.mechanism import shared_multiplier
 from trilemma.privacy.threats.covariance import agreed_graph, covariance
 from trilemma.privacy.types import NoiseLaw, Release
 from trilemma.simulate import engine
@@ -165,13 +164,11 @@ def test_the_noise_test_knows_how_many_share_noise_with_a_client() -> None:
 def test_epsilon_holds_for_every_number_of_members_between_least_and_most() -> None:
     """A graph of more members may be connected less well: here that of 24, and not that of 23."""
     law = NoiseLaw(0.1, 1.0)
-    alone = [
-        shared_multiplier(law, 1.0, privacy.Threat("secldp", members, 2, neighbours=5))
-        for members in range(23, 31)
-    ]
+    each = [privacy.Threat("secldp", members, 2, neighbours=5) for members in range(23, 31)]
+    alone = [one.model.multiplier(law, 1.0, one) for one in each]
     assert min(alone) < alone[0], "otherwise this test shows nothing"
     together = privacy.Threat("secldp", 23, 2, neighbours=5, most=30)
-    assert shared_multiplier(law, 1.0, together) == min(alone)
+    assert together.model.multiplier(law, 1.0, together) == min(alone)
 
 
 def test_more_can_be_hidden_from_pairs_that_share_nothing_and_the_bound_says_so() -> None:

@@ -46,7 +46,7 @@ def test_a_threat_model_of_ones_own_is_calibrated_and_certified() -> None:
     assert plain.release is not None
     assert own.release.law.sigma_ind == pytest.approx(2 * plain.release.law.sigma_ind)
     assert own.certified
-    assert own.verdict(3, 1e-5).notes[0] == "half of the noise counts"
+    assert own.verdict(3, 1e-5).assumptions[0] == "half of the noise counts"
 
 
 @pytest.mark.usefixtures("half")
