@@ -83,16 +83,16 @@ def up(folder: Path, say: Say = lambda _: None) -> list[Running]:
 def bring_up(every: list[Party], say: Say) -> list[Running]:
     """Start what is not running of these parties, the server first, and wait until it is there.
 
-    Where that is much, a fork server imports it once, while the server starts. A client that cannot start
-    keeps no other from starting.
+    Where they are many, a fork server imports once what all of them need. A client that cannot start keeps no
+    other from starting.
     """
     with _alone(party.running for party in every):
         dead = [party for party in every if running(party) is None]
         servers = [party for party in dead if party.client is None]
         clients = [party for party in dead if party.client is not None]
         environment = command(dead[0]).environment if dead else {}
-        with fork_server(len(clients), environment) as forking:
-            started = [(party, _start(party, None, say)) for party in servers]
+        with fork_server(len(dead), environment) as forking:
+            started = [(party, _start(party, forking, say)) for party in servers]
             for party, one in started:
                 _await(party, one)
             hopeless: list[str] = []

@@ -3,7 +3,7 @@
     python -m trilemma.federation.processes.fork_server     (by `up`: orders on stdin, pids on stdout, a line
     each)
 
-Twenty clients would import torch twenty times. This process imports what they need and then forks copies of
+Twenty parties would import torch twenty times. This process imports what they need and then forks copies of
 itself, which share that memory until they write to it. A copy is what the same program is that was started
 alone: it leads a session of its own, has its own environment, log and secrets, and is known by its pid.
 Nothing is left that would have to be watched: this ends when no more is ordered, and what of its programs
@@ -32,12 +32,16 @@ from trilemma.federation.processes import groups as processes
 from trilemma.federation.processes.groups import Command, Running
 
 IMPORTED = (
+    "trilemma.federation.processes.party_process",
     "trilemma.federation.processes.client_process",
+    "trilemma.federation.processes.server_process",
     "trilemma.federation.client.node",
-    "trilemma.privacy.secrets.kernels",  # and numba: compiled, or read from disk, once for all
-    "cryptography.hazmat.primitives.kdf.hkdf",
+    "trilemma.federation.server.server",
+    "grpc.experimental",
+    "numpy.random",
     "scipy.special",
 )
+"""What every party needs, torch before all; numba comes with the first noise, and is not weighed before."""
 
 MANY = 3
 """From how many programs on a process of this kind is worth its own start."""

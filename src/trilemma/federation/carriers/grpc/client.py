@@ -34,12 +34,14 @@ from trilemma.federation.carriers.grpc.credentials import Tls
 from trilemma.federation.carriers.grpc.frames import BadFrameError, Beginning, Frame
 from trilemma.federation.carriers.grpc.outbox import Outbox
 from trilemma.federation.carriers.grpc.transfers import (
+    GIVE_BACK,
     Arrived,
     DescribedBlock,
     Incoming,
     Outgoing,
     Whole,
     check_short,
+    give_back,
 )
 from trilemma.federation.protocol.reasons import what_travels
 
@@ -145,7 +147,8 @@ class _Client:
 
     def watch(self) -> None:
         """Wait until this client shall stop."""
-        self._stop.wait()
+        while not self._stop.wait(GIVE_BACK):
+            give_back()
         with self._changed:
             self._changed.notify_all()
         if self._call is not None:

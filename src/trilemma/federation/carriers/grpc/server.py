@@ -20,7 +20,6 @@ error.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime as dt
 import secrets
 import threading
@@ -39,11 +38,13 @@ from trilemma.federation.carriers.grpc.credentials import Limits, Peer, Tls
 from trilemma.federation.carriers.grpc.frames import BadFrameError, Frame
 from trilemma.federation.carriers.grpc.outbox import Outbox
 from trilemma.federation.carriers.grpc.transfers import (
+    GIVE_BACK,
     Arrived,
     DescribedBlock,
     Incoming,
     Outgoing,
     check_short,
+    give_back,
 )
 from trilemma.federation.protocol.transport import FIRST_NODE, Reply
 
@@ -57,9 +58,6 @@ STRAY = 256
 
 PAUSE = 0.5
 """Seconds that who is not let in waits for the reason, and cannot ask again meanwhile but once."""
-
-GIVE_BACK = 5.0
-"""Seconds after which free memory goes back to the system: a flood's connections leave it in pieces."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +282,7 @@ class GrpcServer:
                 for line in self._leaving:
                     line.cut_off()
             if time.monotonic() > given_back + GIVE_BACK:
-                _give_back()
+                give_back()
                 given_back = time.monotonic()
 
     # --- streams ---------------------------------------------------------------------------------------
@@ -482,9 +480,3 @@ class GrpcServer:
                 line.outbox.say(frames.FORGET, bytes.fromhex(question.name))
             except BadFrameError as error:
                 self._end(line, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-
-
-def _give_back() -> None:
-    """Give free memory back, where the C library is one that keeps it (glibc)."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -8,6 +8,8 @@ file that is mapped when it is complete.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import mmap
 from collections.abc import Sequence
@@ -26,6 +28,9 @@ REPEATS = 3
 
 STRAY = 64
 """Pieces out of turn that are ignored: those that were on their way when the sender was asked to go back."""
+
+GIVE_BACK = 5.0
+"""Seconds after which free memory goes back to the system: connections and steps leave it in pieces."""
 
 Whole = bytes | mmap.mmap | Sequence[bytes | memoryview]
 """A block, or its parts, which need not be together in memory."""
@@ -210,3 +215,9 @@ def check_short(begun: frames.Beginning) -> bytes:
     if hashlib.sha256(content).digest() != begun.digest:
         raise BadFrameError("what came is not what was announced")
     return content
+
+
+def give_back() -> None:
+    """Give free memory back, where the C library is one that keeps it (glibc)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
