@@ -16,8 +16,7 @@ from trilemma.federation.client.node import Node
 from trilemma.federation.processes import telling
 from trilemma.federation.processes.event_log import LARGEST_LOG, EventLog, events_file, read_events
 from trilemma.federation.protocol import events, kinds, wire
-from trilemma.federation.protocol.event_fields import Sort, without_quotes
-from trilemma.federation.protocol.events import CATALOGUE, Event, UnknownEvent
+from trilemma.federation.protocol.events import CATALOGUE, Event, Sort, UnknownEvent, without_quotes
 from trilemma.federation.protocol.reasons import Refused
 from trilemma.federation.server.server import open_run
 

@@ -50,7 +50,7 @@ from trilemma.federation.party.layout import Party
 from trilemma.federation.party.task import OneClient, PartyTask, load_task
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.admission import HEADROOM, Described, check_broadcast, described, length_of
-from trilemma.federation.protocol.event_fields import figures
+from trilemma.federation.protocol.events import figures
 from trilemma.federation.protocol.expulsions import AnnouncedExpulsion, check_announced
 from trilemma.federation.protocol.reasons import Reason, Refused, note_down, reason_for, write_down
 from trilemma.federation.protocol.wire import Whole

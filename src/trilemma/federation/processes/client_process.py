@@ -17,7 +17,7 @@ from trilemma.federation.party.facts import Facts
 from trilemma.federation.party.layout import Party
 from trilemma.federation.processes.telling import telling
 from trilemma.federation.protocol import events
-from trilemma.federation.protocol.event_fields import without_quotes
+from trilemma.federation.protocol.events import without_quotes
 
 if TYPE_CHECKING:
     from trilemma.federation.client.node import Node

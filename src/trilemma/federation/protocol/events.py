@@ -7,19 +7,76 @@ decided here, once, and by nobody who is in a hurry.
 
 So nothing private can slip in. There is no field for a loss, an example, or the text of an exception; of what
 another party wrote only the sentences of `reasons` are kept; ε is in a client's own log and nobody else's.
-
-Longer than most modules, so that the whole catalogue stands in one place.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal
 
-from trilemma.federation.protocol.event_fields import Sort
+from trilemma.federation.protocol.reasons import LONGEST, shortened
 
 Level = Literal["info", "warning", "error"]
+
+
+_WORD = re.compile(r"[][A-Za-z0-9_./~:+%-]{1,262}")  # the longest name of a host, and a port
+_QUOTED = re.compile(r"\b(unknown|unreached): .*", re.DOTALL)
+
+
+class Sort(Enum):
+    """What a field may hold."""
+
+    NUMBER = "a finite number"
+    CLIENT = "a client's number, or None where nobody knows whose it was"
+    CLIENTS = "numbers of clients"
+    WORD = "one word of letters, digits and . _ / ~ : + % - [ ]"
+    SENTENCE = f"at most {LONGEST} printable characters, nothing of them quoted from somebody else"
+    FIGURES = "finite numbers by name"
+
+    def holds(self, value: Any) -> bool:
+        """Tell whether a value is of this sort.
+
+        >>> Sort.NUMBER.holds(math.nan), Sort.WORD.holds("two words"), Sort.FIGURES.holds({"commit": 0.1})
+        (False, False, True)
+        """
+        match self:
+            case Sort.NUMBER:
+                return isinstance(value, int | float) and math.isfinite(value)
+            case Sort.CLIENT:
+                return value is None or type(value) is int
+            case Sort.CLIENTS:
+                return isinstance(value, list) and all(type(one) is int for one in value)
+            case Sort.WORD:
+                return isinstance(value, str) and _WORD.fullmatch(value) is not None
+            case Sort.SENTENCE:
+                return isinstance(value, str) and value == without_quotes(value)
+            case Sort.FIGURES:
+                return isinstance(value, Mapping) and all(
+                    Sort.WORD.holds(name) and Sort.NUMBER.holds(one) for name, one in value.items()
+                )
+
+
+def without_quotes(reason: str) -> str:
+    """Return a reason without what another party's program wrote into it.
+
+    >>> without_quotes("no message but an error: unknown: patient 4711 has no label")
+    'no message but an error: unknown'
+    """
+    return shortened(_QUOTED.sub(r"\1", reason))
+
+
+def figures(numbers: Mapping[str, float | None]) -> dict[str, float]:
+    """Return numbers by name as an event takes them: the finite ones, under names of one word.
+
+    >>> figures({"commit": 0.5, "my score": 1.0, "loss": math.nan, "auc": None})
+    {'commit': 0.5, 'my_score': 1.0}
+    """
+    finite = {name: one for name, one in numbers.items() if one is not None and math.isfinite(one)}
+    return {re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:80] or "_": one for name, one in finite.items()}
 
 
 class UnknownEvent(ValueError):
@@ -34,7 +91,7 @@ class Kind:
     level: Level
     said: str
     meaning: str
-    fields: Mapping[str, Sort] = field(default_factory=dict)
+    fields: Mapping[str, Sort]
 
     def __call__(self, **facts: Any) -> Event:
         """Return an event of this kind."""
@@ -45,8 +102,26 @@ CATALOGUE: dict[str, Kind] = {}
 """Every kind of event by its code; docs/federation.md shows it."""
 
 
-def _kind(code: str, level: Level, said: str, meaning: str, **fields: Sort) -> Kind:
-    CATALOGUE[code] = Kind(code, level, said, meaning, fields)
+_SORTS = {
+    name: sort
+    for sort, names in {
+        Sort.NUMBER: "serial round epoch of usual bytes rounds",
+        Sort.CLIENT: "client",
+        Sort.CLIENTS: "clients heard absent unreached rejected late expelled",
+        Sort.WORD: "file run asked party version address error",
+        Sort.SENTENCE: "reason test what",
+        Sort.FIGURES: "seconds scores figures epsilon",
+    }.items()
+    for name in names.split()
+}
+"""What a field holds by its name, where its event does not say otherwise (`clients=number`)."""
+
+
+def _kind(code: str, level: Level, fields: str, said: str, meaning: str) -> Kind:
+    """Enter a kind; its fields are names, with `=sort` where that is not the usual one."""
+    named = (one.partition("=") for one in fields.split())
+    sorts = {name: Sort[sort.upper()] if sort else _SORTS[name] for name, _, sort in named}
+    CATALOGUE[code] = Kind(code, level, said, meaning, sorts)
     return CATALOGUE[code]
 
 
@@ -137,260 +212,80 @@ def listed(numbers: Sequence[int]) -> str:
     return ", ".join(said) or "none"
 
 
-# --- the server -------------------------------------------------------------------------------------------
-
-ROSTER_ADOPTED = _kind(
-    "roster-adopted",
-    "info",
-    "roster {serial}: clients {clients}",
-    "a new roster of the authority's is in force; the next epoch is among those on it",
-    serial=Sort.NUMBER,
-    clients=Sort.CLIENTS,
-)
-COMMIT_BROKEN = _kind(
-    "commit-broken",
-    "warning",
+# A table: name, level, fields, how it is said, what it means.
+# fmt: off
+# the server
+ROSTER_ADOPTED = _kind("roster-adopted", "info", "serial clients", "roster {serial}: clients {clients}",
+    "a new roster of the authority's is in force; the next epoch is among those on it")
+COMMIT_BROKEN = _kind("commit-broken", "warning", "file round",
     "{file} is broken and was put aside; the run goes back to round {round}",
-    "a disk broke the newest commit; the one before it counts",
-    file=Sort.WORD,
-    round=Sort.NUMBER,
-)
-EPOCH_CALLED = _kind(
-    "epoch-called",
-    "info",
-    "epoch {epoch}: calling",
-    "the server calls everybody to an epoch",
-    epoch=Sort.NUMBER,
-)
-CLIENT_REFUSED = _kind(
-    "client-refused",
-    "warning",
-    "rejected {client}: {reason}",
-    "a client did not join an epoch, or did not sign or confirm its members, and why",
-    epoch=Sort.NUMBER,
-    client=Sort.CLIENT,
-    reason=Sort.SENTENCE,
-)
-EPOCH_UNSIGNED = _kind(
-    "epoch-unsigned",
-    "warning",
+    "a disk broke the newest commit; the one before it counts")
+EPOCH_CALLED = _kind("epoch-called", "info", "epoch", "epoch {epoch}: calling",
+    "the server calls everybody to an epoch")
+CLIENT_REFUSED = _kind("client-refused", "warning", "epoch client reason", "rejected {client}: {reason}",
+    "a client did not join an epoch, or did not sign or confirm its members, and why")
+EPOCH_UNSIGNED = _kind("epoch-unsigned", "warning", "epoch clients",
     "epoch {epoch}: without clients {clients}, who did not sign",
-    "another epoch begins, without those who joined the last and did not sign it",
-    epoch=Sort.NUMBER,
-    clients=Sort.CLIENTS,
-)
-EPOCH_OPENED = _kind(
-    "epoch-opened",
-    "info",
-    "epoch {epoch}: clients {clients} of {of}",
-    "the members of an epoch have agreed on its keys",
-    epoch=Sort.NUMBER,
-    clients=Sort.CLIENTS,
-    of=Sort.NUMBER,
-)
-REPLY_REJECTED = _kind(
-    "reply-rejected",
-    "warning",
-    "rejected {client}: {reason}",
-    "a client's answer in a round was turned away, and why",
-    round=Sort.NUMBER,
-    client=Sort.CLIENT,
-    reason=Sort.SENTENCE,
-)
-CLIENT_UNREACHED = _kind(
-    "client-unreached",
-    "warning",
+    "another epoch begins, without those who joined the last and did not sign it")
+EPOCH_OPENED = _kind("epoch-opened", "info", "epoch clients of", "epoch {epoch}: clients {clients} of {of}",
+    "the members of an epoch have agreed on its keys")
+REPLY_REJECTED = _kind("reply-rejected", "warning", "round client reason", "rejected {client}: {reason}",
+    "a client's answer in a round was turned away, and why")
+CLIENT_UNREACHED = _kind("client-unreached", "warning", "round client reason",
     "{client} not reached: {reason}",
-    "a question to a client, or its answer, did not get through; nobody said anything",
-    round=Sort.NUMBER,
-    client=Sort.CLIENT,
-    reason=Sort.SENTENCE,
-)
-SLOW = _kind(
-    "slow",
-    "warning",
+    "a question to a client, or its answer, did not get through; nobody said anything")
+SLOW = _kind("slow", "warning", "round client seconds=number usual",
     "round {round}: {client} takes {seconds} s where {usual} s are usual, and is not waited for any more",
-    "a client was slow in as many rounds as is agreed on; it is asked, and its answer counts if it is there",
-    round=Sort.NUMBER,
-    client=Sort.CLIENT,
-    seconds=Sort.NUMBER,
-    usual=Sort.NUMBER,
-)
-SLOW_NO_MORE = _kind(
-    "slow-no-more",
-    "info",
+    "a client was slow in as many rounds as is agreed on; it is asked, and its answer counts if it is there")
+SLOW_NO_MORE = _kind("slow-no-more", "info", "round client",
     "round {round}: {client} has been prompt for long enough, and is waited for again",
-    "a client that was slow is waited for as the others are",
-    round=Sort.NUMBER,
-    client=Sort.CLIENT,
-)
-ROUND_REPEATED = _kind(
-    "round-repeated",
-    "warning",
-    "round {round}: asked again",
-    "too few clients answered; those who did not are asked again",
-    round=Sort.NUMBER,
-)
-ROUND_FAILED = _kind(
-    "round-failed",
-    "warning",
-    "round {round}: too few answers, new epoch",
-    "too few clients answered, however often they were asked",
-    round=Sort.NUMBER,
-)
-ROUND_COMMITTED = _kind(
-    "round-committed",
-    "info",
+    "a client that was slow is waited for as the others are")
+ROUND_REPEATED = _kind("round-repeated", "warning", "round", "round {round}: asked again",
+    "too few clients answered; those who did not are asked again")
+ROUND_FAILED = _kind("round-failed", "warning", "round", "round {round}: too few answers, new epoch",
+    "too few clients answered, however often they were asked")
+ROUND_COMMITTED = _kind("round-committed", "info",
+    "round epoch heard absent unreached rejected late expelled bytes seconds scores",
     "round {round} committed",
-    "a round is over and on disk: who was heard; who was silent, not reached, turned away, not waited for",
-    round=Sort.NUMBER,
-    epoch=Sort.NUMBER,
-    heard=Sort.CLIENTS,
-    absent=Sort.CLIENTS,
-    unreached=Sort.CLIENTS,
-    rejected=Sort.CLIENTS,
-    late=Sort.CLIENTS,
-    expelled=Sort.CLIENTS,
-    bytes=Sort.NUMBER,
-    seconds=Sort.FIGURES,
-    scores=Sort.FIGURES,
-)
-CLIENT_EXPELLED = _kind(
-    "client-expelled",
-    "warning",
+    "a round is over and on disk: who was heard; who was silent, not reached, turned away, not waited for")
+CLIENT_EXPELLED = _kind("client-expelled", "warning", "round client test figures",
     "round {round}: {client} expelled for good, {test}: {figures}",
-    "a client's messages cannot be honest: the test, what it gave and what an honest client does not exceed",
-    round=Sort.NUMBER,
-    client=Sort.CLIENT,
-    test=Sort.SENTENCE,
-    figures=Sort.FIGURES,
-)
-RUN_FINISHED = _kind(
-    "run-finished",
-    "info",
-    "run {run!r} finished after {rounds} rounds",
-    "all rounds of a run are committed, and its result was handed out",
-    run=Sort.WORD,
-    rounds=Sort.NUMBER,
-)
+    "a client's messages cannot be honest: the test, what it gave and what an honest client does not exceed")
+RUN_FINISHED = _kind("run-finished", "info", "run rounds", "run {run!r} finished after {rounds} rounds",
+    "all rounds of a run are committed, and its result was handed out")
 
-# --- a client ---------------------------------------------------------------------------------------------
-
-EPOCH_JOINED = _kind(
-    "epoch-joined",
-    "info",
-    "run {run}: epoch {epoch} joined",
-    "this client offered a key for an epoch",
-    run=Sort.WORD,
-    epoch=Sort.NUMBER,
-)
-EPOCH_CONFIRMED = _kind(
-    "epoch-confirmed",
-    "info",
-    "run {run}: epoch {epoch} confirmed",
-    "every member of the epoch signed the list of members that this client has",
-    run=Sort.WORD,
-    epoch=Sort.NUMBER,
-)
-ROUND_ANSWERED = _kind(
-    "round-answered",
-    "info",
+# a client
+EPOCH_JOINED = _kind("epoch-joined", "info", "run epoch", "run {run}: epoch {epoch} joined",
+    "this client offered a key for an epoch")
+EPOCH_CONFIRMED = _kind("epoch-confirmed", "info", "run epoch", "run {run}: epoch {epoch} confirmed",
+    "every member of the epoch signed the list of members that this client has")
+ROUND_ANSWERED = _kind("round-answered", "info", "run epoch round seconds bytes epsilon",
     "run {run}: round {round} answered",
-    "this client paid for a round, computed and answered: seconds by stage, bytes, ε so far by accountant",
-    run=Sort.WORD,
-    epoch=Sort.NUMBER,
-    round=Sort.NUMBER,
-    seconds=Sort.FIGURES,
-    bytes=Sort.NUMBER,
-    epsilon=Sort.FIGURES,
-)
-SCORE_TOLD = _kind(
-    "score-told",
-    "info",
+    "this client paid for a round, computed and answered: seconds by stage, bytes, ε so far by accountant")
+SCORE_TOLD = _kind("score-told", "info", "run epoch round epsilon",
     "run {run}: the model of round {round} evaluated on this client's own examples",
-    "this client paid for an evaluation and told its share of right answers, with its noise: ε so far",
-    run=Sort.WORD,
-    epoch=Sort.NUMBER,
-    round=Sort.NUMBER,
-    epsilon=Sort.FIGURES,
-)
-ANSWER_REPEATED = _kind(
-    "answer-repeated",
-    "info",
+    "this client paid for an evaluation and told its share of right answers, with its noise: ε so far")
+ANSWER_REPEATED = _kind("answer-repeated", "info", "run epoch round",
     "run {run}: round {round} answered once more, with the same bytes",
-    "the server asked a second time and got what it had got before, at no cost",
-    run=Sort.WORD,
-    epoch=Sort.NUMBER,
-    round=Sort.NUMBER,
-)
-REFUSED = _kind(
-    "refused",
-    "warning",
-    "{asked} refused: {reason}; node.log says more",
-    "this client refused a block of the server's, for a reason of the catalogue of reasons",
-    asked=Sort.WORD,
-    reason=Sort.WORD,
-)
-EXPULSION_ANNOUNCED = _kind(
-    "expulsion-announced",
-    "warning",
+    "the server asked a second time and got what it had got before, at no cost")
+REFUSED = _kind("refused", "warning", "asked reason=word", "{asked} refused: {reason}; node.log says more",
+    "this client refused a block of the server's, for a reason of the catalogue of reasons")
+EXPULSION_ANNOUNCED = _kind("expulsion-announced", "warning", "run epoch client round test figures",
     "run {run}: {client} is expelled since round {round}, says the server, {test}: {figures}",
-    "the server called this client to an epoch without somebody it expelled, and said why",
-    run=Sort.WORD,
-    epoch=Sort.NUMBER,
-    client=Sort.CLIENT,
-    round=Sort.NUMBER,
-    test=Sort.SENTENCE,
-    figures=Sort.FIGURES,
-)
-EXPELLED = _kind(
-    "expelled",
-    "warning",
+    "the server called this client to an epoch without somebody it expelled, and said why")
+EXPELLED = _kind("expelled", "warning", "run reason=word round test figures",
     "run {run}: this client was expelled in round {round}, says the server, {test}: {figures}",
-    "this client takes no further part in a run: its messages could not be honest, says the server",
-    run=Sort.WORD,
-    reason=Sort.WORD,
-    round=Sort.NUMBER,
-    test=Sort.SENTENCE,
-    figures=Sort.FIGURES,
-)
-RESULT_RECEIVED = _kind(
-    "result-received",
-    "info",
-    "run {run}: the result is here",
-    "the run is over, and its model is in this client's folder",
-    run=Sort.WORD,
-)
+    "this client takes no further part in a run: its messages could not be honest, says the server")
+RESULT_RECEIVED = _kind("result-received", "info", "run", "run {run}: the result is here",
+    "the run is over, and its model is in this client's folder")
 
-# --- any process ------------------------------------------------------------------------------------------
-
-PARTY_STARTED = _kind(
-    "party-started",
-    "info",
-    "{party} begins, trilemma {version}",
-    "a party's process is there",
-    party=Sort.WORD,
-    version=Sort.WORD,
-)
-LISTENS = _kind(
-    "listens",
-    "info",
-    "listening at {address} for {clients} clients",
-    "the server's door is open to clients",
-    address=Sort.WORD,
-    clients=Sort.NUMBER,
-)
-LINE = _kind(
-    "line",
-    "info",
-    "{what}",
-    "a client's line to the server is there, or broke, and why",
-    what=Sort.SENTENCE,
-)
-RUN_FAILED = _kind(
-    "run-failed",
-    "error",
-    "the run failed: {error}; process.log says more",
-    "a run ended with an exception, of which only the kind is told",
-    error=Sort.WORD,
-)
+# any process
+PARTY_STARTED = _kind("party-started", "info", "party version", "{party} begins, trilemma {version}",
+    "a party's process is there")
+LISTENS = _kind("listens", "info", "address clients=number", "listening at {address} for {clients} clients",
+    "the server's door is open to clients")
+LINE = _kind("line", "info", "what", "{what}",
+    "a client's line to the server is there, or broke, and why")
+RUN_FAILED = _kind("run-failed", "error", "error", "the run failed: {error}; process.log says more",
+    "a run ended with an exception, of which only the kind is told")
+# fmt: on

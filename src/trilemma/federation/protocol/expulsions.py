@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trilemma.base.records import Test
-from trilemma.federation.protocol.event_fields import figures
+from trilemma.federation.protocol.events import figures
 from trilemma.federation.protocol.reasons import Reason, Refused
 
 if TYPE_CHECKING:

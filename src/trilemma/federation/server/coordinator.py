@@ -23,7 +23,7 @@ from trilemma.federation.party.public_facts import Timing
 from trilemma.federation.party.task import PartyTask, load_task
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.epochs import Attendance, Epoch, Policy, check_progress
-from trilemma.federation.protocol.event_fields import figures
+from trilemma.federation.protocol.events import figures
 from trilemma.federation.protocol.expulsions import AnnouncedExpulsion, clients_of
 from trilemma.federation.protocol.shelf import Shelf
 from trilemma.federation.protocol.waiting import USUAL, Waiting, slow_ones, usual

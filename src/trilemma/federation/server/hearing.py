@@ -15,7 +15,7 @@ from trilemma.federation.party.task import PartyTask
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.admission import Admitted, Expected, Rejection, admit
 from trilemma.federation.protocol.epochs import Epoch, Policy, decide
-from trilemma.federation.protocol.event_fields import without_quotes
+from trilemma.federation.protocol.events import without_quotes
 from trilemma.federation.protocol.shelf import Shelf
 from trilemma.federation.protocol.waiting import Took, Waiting, longest_prompt
 from trilemma.federation.server.commits import Commit

@@ -21,7 +21,7 @@ from trilemma.federation.party.layout import Party
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.confirmation import Confirmation, MemberList, Sighting, Witness
 from trilemma.federation.protocol.epochs import Epoch, EpochsStopped, Policy, open_epoch
-from trilemma.federation.protocol.event_fields import without_quotes
+from trilemma.federation.protocol.events import without_quotes
 from trilemma.federation.protocol.expulsions import AnnouncedExpulsion
 from trilemma.federation.protocol.transport import Reply
 from trilemma.federation.server.exchange import Clock, Correspondence, Patience

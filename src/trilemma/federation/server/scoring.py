@@ -14,7 +14,7 @@ import torch
 
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.admission import Rejection
-from trilemma.federation.protocol.event_fields import without_quotes
+from trilemma.federation.protocol.events import without_quotes
 from trilemma.federation.protocol.transport import Reply
 from trilemma.federation.server.commits import Commit
 from trilemma.federation.server.exchange import Correspondence, Patience
