@@ -384,7 +384,7 @@ def test_two_dropouts_of_five_continue_in_a_new_epoch(parties):
     records = runner.log.records()
     assert [record["epoch"] for record in records] == [0, 1, 1]
     assert set(records[1]["weights"]) == {"0", "2", "3"}
-    assert "round 1: asked again" in said
+    assert "round 2: asked again" in said
     stayed, left = ledger_entries(parties[1]), ledger_entries(parties[2])
     assert stayed == [("run/0", 0), ("run/0", 1), ("run/1", 1), ("run/1", 2)]
     assert left == [("run/0", 0)]
@@ -488,7 +488,7 @@ def test_a_client_that_contradicts_itself_counts_as_byzantine(parties):
     first = runner.log.records()[0]
     assert (first["epoch"], first["absent"]) == (0, [])
     assert first["rejected"] == [[4, "a second reply in one round"]]
-    assert "round 0: asked again" in said
+    assert "round 1: asked again" in said
 
 
 def test_a_client_cannot_speak_for_another(parties):

@@ -72,14 +72,15 @@ def allow_command(
 
 
 def say_reach(parties: Iterable[Party], run: str) -> None:
-    """Say how far the budgets of the clients that are here reach in a run that was refused for that."""
+    """Say how far the budgets of the clients here reach in a run refused for that, and what owners can do."""
     from trilemma.federation.client.spending import reach
     from trilemma.federation.party.task import load_task
 
     for party in parties:
         far = None if party.client is None else reach(party, load_task(party), run)
         if far is not None:
-            say(f"{party.name}: {far.said}")
+            cure = f"; its owner: `trilemma federation allow {party.folder} {run} --partly`, or `budget`"
+            say(f"{party.name}: {far.said}{'' if far.ends else cure}")
 
 
 def _cost(found: Manifest) -> str:

@@ -34,7 +34,7 @@ class RunLine(AccountantLine):
     id: str
     name: str = Field(description="the path below the watched folder")
     title: str = Field(description="what to call it: a cell of a sweep by what is its own")
-    state: Literal["finished", "diverged", "under way", "quiet", "broken"]
+    state: Literal["finished", "diverged", "under way", "quiet", "failed", "broken"]
     problem: str = ""
     deployed: bool = False
     data: str = ""

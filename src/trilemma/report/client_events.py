@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Doings:
-    """Its last answer, its round counted from 1; what it refused, by reason; who was expelled, itself too."""
+    """Its last answer; what it refused, by reason; who was expelled, itself too."""
 
     run: str = ""
     epoch: int | None = None
@@ -35,7 +35,7 @@ def doings(told: Sequence[Mapping[str, Any]]) -> Doings:
             case "epoch-joined":
                 found = replace(found, run=one["run"], epoch=one["epoch"])
             case "round-answered" | "answer-repeated":
-                facts = {"run": one["run"], "epoch": one["epoch"], "round": one["round"] + 1}
+                facts = {name: one[name] for name in ("run", "epoch", "round")}
                 found = replace(found, **facts, answered=moment(one))
             case "refused":
                 refused[str(one["reason"])] += 1

@@ -12,7 +12,7 @@ import math
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,9 @@ from pydantic import Field
 from trilemma.base.files import readable
 from trilemma.base.records import OWN_SCORE, Record, Spread, Summary
 from trilemma.base.typed import Count, typed
+from trilemma.federation.party.layout import RUNNING
+from trilemma.federation.processes.event_log import events_file, read_events
+from trilemma.federation.protocol.events import RUN_FAILED
 from trilemma.federation.protocol.records import written_records
 
 BESIDE = ("loss", "variance", "worst_tenth", f"{OWN_SCORE}_low", f"{OWN_SCORE}_high")
@@ -33,8 +36,9 @@ SUMMARY = "summary.json"
 BASELINE = "baseline"
 """Where, below a run's directory, the same run with nobody lying is kept."""
 
-State = Literal["finished", "diverged", "under way", "quiet"]
-"""Where a run stands. Quiet: not finished, and nothing was written for longer than a round takes."""
+State = Literal["finished", "diverged", "under way", "quiet", "failed"]
+"""Where a run stands. Quiet: not finished, and nothing was written for longer than a round takes. Failed: it
+ended with an error, which a federation's server wrote down."""
 
 PATIENCE = 60.0
 """Seconds without a record after which a run counts as quiet, unless its rounds take longer."""
@@ -84,7 +88,12 @@ def glance_deployed(server: Path, run: Path) -> Glance:
         summary = so_far(config, seeds, run, deployed=True)
         newest = {seed: records[-1] if records else None for seed, records in seeds.items()}
         paths = [run / "rounds.jsonl", run / "result", server / "config.toml"]
-        return _stand(run, config, summary, (run / "result").is_file(), newest, paths, deployed=True)
+        found = _stand(run, config, summary, (run / "result").is_file(), newest, paths, deployed=True)
+        told = [
+            one["event"] for one in read_events(events_file(server / RUNNING)) if one.get("run") == run.name
+        ]
+        failed = found.state in ("under way", "quiet") and told[-1:] == [RUN_FAILED.code]
+        return replace(found, state="failed") if failed else found
 
 
 def _stand(

@@ -21,6 +21,7 @@ from trilemma.federation.operations import membership
 from trilemma.federation.party.layout import parties
 from trilemma.federation.processes.event_log import EventLog, events_file
 from trilemma.federation.protocol import wire
+from trilemma.federation.protocol.events import EPOCH_CALLED, RUN_FAILED
 from trilemma.federation.server.server import open_run
 from trilemma.page import runs
 from trilemma.report.federations import standing
@@ -92,6 +93,18 @@ def test_events_tell_who_joined_and_nobody_answers_who_is_there(finished):
     assert told[4]["doings"]["refused"] == {"terms": 1, "run": 1}
     shown = " ".join(look(finished).split())
     assert "client 3 is not in the epoch: terms: config.toml, roster.json" in shown
+
+
+def test_a_run_that_failed_is_not_called_quiet(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "federation")
+    server = parties(folder)[0]
+    (server.run_folder("run") / "result").unlink()
+    log = EventLog(events_file(server.running), "server", "run")
+    assert "run run: under way, 3 rounds" in look(folder)
+    log(RUN_FAILED(error="ValueError"))
+    assert "run run: failed, 3 rounds" in look(folder)
+    log(EPOCH_CALLED(epoch=1))
+    assert "run run: under way, 3 rounds" in look(folder), "somebody began it again"
 
 
 def test_nothing_that_is_shown_is_private(finished):

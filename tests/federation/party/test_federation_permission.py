@@ -12,6 +12,7 @@ from malicious_server import opened, refusal
 
 from federation_harness import INSTANT, PRIVATE, Direct, command, coordinator, make, small_config
 from trilemma.base.errors import PrivacyError, UserError
+from trilemma.cli import federation_owner
 from trilemma.federation.client import joined
 from trilemma.federation.client.account import own_statement, read_budget
 from trilemma.federation.client.node import Node
@@ -119,7 +120,7 @@ def test_code_that_was_not_asked_about_does_not_run_in_an_epoch_joined_before(tm
     assert float(node.task.data.dataset.x_train[0, 0]) == 2.0, "what runs is what was allowed"
 
 
-def test_a_run_that_cannot_end_is_refused_unless_it_is_asked_for(tmp_path):
+def test_a_run_that_cannot_end_is_refused_unless_it_is_asked_for(tmp_path, capsys):
     """ε of two of three rounds: each client works it out before anything is paid."""
     config = small_config(CLIENTS, *PRIVATE)
     parties = make(tmp_path / "federation", CLIENTS, config, budget=6.6, host="fl.example.org")
@@ -127,6 +128,8 @@ def test_a_run_that_cannot_end_is_refused_unless_it_is_asked_for(tmp_path):
     assert "the budget reaches 2 of 3 rounds: of ε = 6.6, nothing is spent; it is refused unless" in said
     refusal(Reason.REACH, say_hello, parties)
     assert "reaches 2 of 3 rounds" in parties[1].log.read_text()
+    federation_owner.say_reach(parties, "run")
+    assert f"`trilemma federation allow {parties[1].folder} run --partly`" in capsys.readouterr().out
     assert not parties[1].ledger.exists()
     assert "refused unless" not in command("allow", parties[1].folder, "run", "--partly")
     say_hello(parties)

@@ -84,6 +84,8 @@ def test_a_run_tells_its_story_and_nothing_private(tmp_path):
     assert [one["event"] for one in client] == [
         "epoch-joined", "epoch-confirmed", *["round-answered"] * 3, "result-received"
     ]  # fmt: skip
+    counted = [[one["round"] for one in told if "round" in one] for told in (server, client)]
+    assert counted == [[1, 2, 3], [1, 2, 3]], "both count alike"
     assert client[-2]["epsilon"]["exact"] > client[2]["epsilon"]["exact"] > 0
     everything = "".join(log.path.read_text() for log in logs.values())
     assert '"loss"' not in "".join(log.path.read_text() for name, log in logs.items() if name != "server")

@@ -279,7 +279,7 @@ class Node:
             todo = what_to_do(journal.last(), self.client, ask, asked)
         header = kinds.Answer(client=self.client, run=ask.run, epoch=ask.epoch, round=ask.round)
         if isinstance(todo, Again):
-            self.say(events.ANSWER_REPEATED(run=ask.run, epoch=ask.epoch, round=ask.round))
+            self.say(events.ANSWER_REPEATED(run=ask.run, epoch=ask.epoch, round=ask.round + 1))
             return wire.parts_of(header, todo.sent)
         if not 0 <= ask.round < self.task.config.run.rounds:
             raise Refused(Reason.ROUND, f"round {ask.round} of a run of {self.task.config.run.rounds} rounds")
@@ -310,7 +310,7 @@ class Node:
             events.ROUND_ANSWERED(
                 run=ask.run,
                 epoch=ask.epoch,
-                round=ask.round,
+                round=ask.round + 1,
                 seconds=figures(seconds),
                 bytes=sum(map(len, answer)),
                 epsilon=figures(epsilon),
@@ -358,7 +358,7 @@ class Node:
         scores = Scores(self.party.run_folder(run))
         header = kinds.Scored(client=self.client, run=run, epoch=epoch, round=round_)
         if (told := told_before(scores.last(), evaluate, asked)) is not None:
-            self.say(events.ANSWER_REPEATED(run=run, epoch=epoch, round=round_))
+            self.say(events.ANSWER_REPEATED(run=run, epoch=epoch, round=round_ + 1))
             return wire.dumps(header, told)
         if round_ + 1 not in own.turns:
             raise Refused(Reason.ROUND, f"round {round_} is none after which clients evaluate")
@@ -372,7 +372,7 @@ class Node:
             told = {SHARE: own.told(share, me.noise, me.ids, round_)}
             scores.write(ToldScore(run, epoch, round_, asked, told))
         tell_owner(self.party.log, f"the evaluation after round {round_} of run {run!r}", failures)
-        self.say(events.SCORE_TOLD(run=run, epoch=epoch, round=round_, epsilon=figures(epsilon)))
+        self.say(events.SCORE_TOLD(run=run, epoch=epoch, round=round_ + 1, epsilon=figures(epsilon)))
         return wire.dumps(header, told)
 
     def _step(

@@ -220,7 +220,7 @@ def what_an_operator_reads(error: Exception) -> str:
     >>> what_an_operator_reads(UserError("2 of 5 clients joined"))
     '2 of 5 clients joined'
     >>> what_an_operator_reads(ValueError("patient 4711 has no label"))
-    'ValueError: process.log says more'
+    'ValueError'
     >>> import errno
     >>> what_an_operator_reads(OSError(errno.ENOSPC, "No space left on device"))
     'No space left on device: make room where the server writes, and run it again; it goes on where it was'
@@ -230,4 +230,4 @@ def what_an_operator_reads(error: Exception) -> str:
         why = os.strerror(error.errno or 0)
         return f"{why}: make room where the server writes, and run it again; it goes on where it was"
     own = isinstance(error, UserError) and error.__cause__ is None
-    return str(error)[:4000] if own else f"{type(error).__name__}: process.log says more"
+    return str(error)[:4000] if own else type(error).__name__

@@ -5,6 +5,8 @@ and a line of JSON in its own `run/events.jsonl`. An event that is not in the ca
 entry does not name, and a value of another sort are refused where they are made: what may be written down is
 decided here, once, and by nobody who is in a hurry.
 
+Rounds are counted from 1, as in records, and not from 0 as in the blocks between parties.
+
 So nothing private can slip in. There is no field for a loss, an example, or the text of an exception; of what
 another party wrote only the sentences of `reasons` are kept; ε is in a client's own log and nobody else's.
 """

@@ -199,8 +199,8 @@ class Coordinator:
         heard = self._hearing.hear(commit, turn, clients)
         if not self._hearing.enough(turn, heard):
             reasons = [f"client {client}: {reason}" for client, reason in heard.rejected]
-            check_progress(self.policy, commit.rounds, failed + 1, reasons)
-            self.say(events.ROUND_FAILED(round=commit.rounds))
+            check_progress(self.policy, commit.rounds + 1, failed + 1, reasons)
+            self.say(events.ROUND_FAILED(round=commit.rounds + 1))
             return None
         commit = self._scored(self._apply(commit, turn, heard), clients)
         with self.watch.stage("commit"):

@@ -242,7 +242,7 @@ class Hearing:
             with self.watch.stage("admit"):
                 collected = admit(expected, replies, collected)
             for one in collected.rejected[noted:]:
-                self.say(told_of(commit.rounds, one))
+                self.say(told_of(commit.rounds + 1, one))
             decision = decide(self.policy, turn, collected.vectors, attempt)
             if late and decision != "commit":
                 late = {}
@@ -250,7 +250,7 @@ class Hearing:
             if decision != "repeat":
                 return collected, frozenset(late) - collected.vectors.keys()
             attempt += 1
-            self.say(events.ROUND_REPEATED(round=commit.rounds))
+            self.say(events.ROUND_REPEATED(round=commit.rounds + 1))
 
 
 def told_of(round_: int, one: Rejection) -> events.Event:

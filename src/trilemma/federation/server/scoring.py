@@ -55,7 +55,7 @@ class Scoring:
                 told[client] = _share(reply, kinds.Scored(client=client, **header.model_dump()))
             except wire.WireError as error:
                 reason = without_quotes(Rejection.of(reply.node, client, f"no score: {error}").reason)
-                self.say(events.REPLY_REJECTED(round=round_, client=client, reason=reason))
+                self.say(events.REPLY_REJECTED(round=commit.rounds, client=client, reason=reason))
         return self.own_scores.combined(told.values())
 
 

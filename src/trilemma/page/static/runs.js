@@ -4,7 +4,7 @@ import { ask } from "./asking.js";
 import { ago, el, fill, heldClass, table } from "./dom.js";
 
 const PAGE = 50;
-const MARKS = { finished: "✓", diverged: "✗", "under way": "▶", quiet: "", broken: "!" }; // quiet: drawn by the style
+const MARKS = { finished: "✓", diverged: "✗", "under way": "▶", quiet: "", failed: "✗", broken: "!" }; // quiet: drawn by the style
 const RESTS = "ε and what it rests on";
 const chosen = new Set();
 
