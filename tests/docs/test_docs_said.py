@@ -123,9 +123,12 @@ def _problem(words: list[str]) -> str:
         return "there is no such command"
     command, rest = _command(words[0]), words[1:]
     while isinstance(command, click.Group) and rest:
-        if rest[0] not in command.commands:
-            return f"there is no {rest[0]}"
-        command, rest = command.commands[rest[0]], rest[1:]
+        try:
+            _, found, rest = command.resolve_command(click.Context(command), rest)
+        except click.UsageError as error:
+            return error.format_message()
+        assert found is not None
+        command = found
     try:
         _, left, _ = command.make_parser(click.Context(command)).parse_args(rest)
     except click.UsageError as error:

@@ -83,6 +83,12 @@ COMMANDS = {
         "Guarantees",
         "Attack a certified ε, and show the ε an adversary finds.",
     ),
+    "evidence": Lazy(
+        "evidence",
+        "evidence_app",
+        "Guarantees",
+        "Write one signed folder about a run for who decides and who audits, or check one.",
+    ),
     "federation": Lazy("federation", "federation_app", "Deploy", "Run a real federation."),
 }
 """Every command of the core. Its line is the first of its own help: a test keeps the two alike."""

@@ -44,6 +44,9 @@ def export_command(
             show_default=False,
         ),
     ] = None,
+    pack: Annotated[
+        Path | None, typer.Option(help="the approved evidence pack, where [federation] export asks for one")
+    ] = None,
     plugin: PluginOption = None,
 ) -> None:
     """Write a trained model to a file, as its state_dict.
@@ -64,7 +67,7 @@ def export_command(
             raise UserError(
                 f"{source} is one client's folder and has one model: leave out --seed and --client"
             )
-        _export_own(party, run, target, at_home)
+        _export_own(party, run, target, at_home, pack)
         return
     if at_home is not None:
         raise UserError(
@@ -72,12 +75,24 @@ def export_command(
             "hospitals/client-0; clients of a simulation go on at home with [aggregation] tune = 'clients'"
         )
     result = report.load(source, run)
+    if (rule := result.config.federation.export) is not None:
+        _check_approved(source, rule.needs, pack, result.params())
     _write(result.state_dict(seed, client), target, result.inputs(seed))
     if caveat := result.caveat:
         note(f"note: {caveat}")
 
 
-def _export_own(party: Party, run: str | None, target: Path, at_home: bool | None) -> None:
+def _check_approved(source: Path, needs: int, pack: Path | None, params: Tensor) -> None:
+    """Refuse to export a federation's model that too few owners have approved; a simulation asks nobody."""
+    from trilemma.evidence.approvals import check_export
+    from trilemma.evidence.gather import digest_of, server_of
+
+    party = server_of(source)
+    if party is not None:
+        check_export(party, needs, pack, digest_of(params))
+
+
+def _export_own(party: Party, run: str | None, target: Path, at_home: bool | None, pack: Path | None) -> None:
     """Write what a client has of a run: the model of all, or where it goes on to from there."""
     from trilemma import models
     from trilemma.experiment import Inputs
@@ -88,6 +103,11 @@ def _export_own(party: Party, run: str | None, target: Path, at_home: bool | Non
     check_target(target)  # before minutes are spent on what it is for
     has = received(party, run)
     config, model = has.task.config, has.task.model
+    if config.federation.export is not None:
+        from trilemma.evidence.approvals import check_export
+        from trilemma.evidence.gather import digest_of
+
+        check_export(party, config.federation.export.needs, pack, digest_of(has.params))
     wanted = config.aggregation.tune != "no" if at_home is None else at_home
     if wanted:
         note("at home: 25 ways to go on are tried on your own examples, each five times")

@@ -114,6 +114,12 @@ class ModelTable(SettingsTable):
 _TRAIN = 'allowed: "all", "head", a list of names, {subspace = …} or {lora = …}'
 
 
+class ExportRule(Options):
+    """`[federation] export`: what an export of a federation's model waits for."""
+
+    needs: int = Field(ge=1, description="owners who must have approved an evidence pack about the model")
+
+
 class FederationTable(SettingsTable):
     """`[federation]`: how many clients there are and how many lie."""
 
@@ -127,6 +133,11 @@ class FederationTable(SettingsTable):
     )
     sampled: int | None = Field(
         default=None, ge=1, description="clients S whose messages count in a round; default: all"
+    )
+
+    export: ExportRule | None = Field(
+        default=None,
+        description="{needs = 2}: so many owners must approve an evidence pack before a model is exported",
     )
 
     @property
@@ -144,6 +155,10 @@ class FederationTable(SettingsTable):
         if self.heard > self.clients:
             raise ValueError(
                 f"sampled = {self.sampled} of {self.clients} clients; allowed: 1 to {self.clients}"
+            )
+        if self.export is not None and self.export.needs > self.clients:
+            raise ValueError(
+                f"export needs {self.export.needs} of {self.clients} owners; allowed: 1 to {self.clients}"
             )
         if self.byzantine >= self.clients:
             raise ValueError(

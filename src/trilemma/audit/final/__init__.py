@@ -1,0 +1,1 @@
+"""Attacks on a final model: what somebody who has it can find out about the records behind it."""
