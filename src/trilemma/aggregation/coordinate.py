@@ -2,12 +2,16 @@
 
 Each is the mean of a window of the n sorted values of a coordinate; `trilemma.aggregation.passes.columns`
 does the work in one pass over X. A client's weight is its share in the windows, averaged over coordinates;
-clients with equal values at the edge of a window share the place.
+clients with equal values at the edge of a window share the place. Where clients have weights, the window is
+one of weight: a client at its edge is in it by a fraction, and half of the weight lies on either side of the
+median.
 
 The κ are those of Allouah et al. (AISTATS 2023, "Fixing by Mixing"), in the trace criterion.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from trilemma.aggregation.passes.columns import Window
 from trilemma.aggregation.steps.registry import rules
@@ -29,14 +33,21 @@ class Median(Coordinate):
     statistical rates", ICML 2018.
     """
 
+    weighs: ClassVar[bool] = True
+
     def window(self, n: int, f: int) -> Window:
         """Return the one or two values in the middle."""
         return Window(2 - n % 2)
 
+    def span(self, liars: float, everybody: float) -> tuple[float, float]:
+        """Return where half of the weight lies on either side."""
+        return everybody / 2, everybody / 2
+
     def kappa(self, n: int) -> float:
         """Return 4(1 + f/(n−2f))²."""
         self.check(n)
-        return 4 * (1 + self.f / (n - 2 * self.f)) ** 2
+        f, total = self.counted(n)
+        return 4 * (1 + f / (total - 2 * f)) ** 2
 
 
 @rules.register("cwtm")
@@ -54,14 +65,21 @@ class TrimmedMean(Coordinate):
     statistical rates", ICML 2018.
     """
 
+    weighs: ClassVar[bool] = True
+
     def window(self, n: int, f: int) -> Window:
         """Return the n − 2f values in the middle."""
         return Window(n - 2 * f)
 
+    def span(self, liars: float, everybody: float) -> tuple[float, float]:
+        """Return what is left when the liars' weight is cut off at either end."""
+        return liars, everybody - liars
+
     def kappa(self, n: int) -> float:
         """Return 6f/(n−2f) · (1 + f/(n−2f))."""
         self.check(n)
-        ratio = self.f / (n - 2 * self.f)
+        f, total = self.counted(n)
+        ratio = f / (total - 2 * f)
         return 6 * ratio * (1 + ratio)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 from pydantic import Field
 
 from trilemma.aggregation.passes.gram import Geometry
@@ -43,13 +42,14 @@ class Filter(Geometric):
 
     bound: float = Field(default=0.0, ge=0, description="σ0², a bound on the honest covariance")
     criterion: ClassVar[Criterion] = "spectral"
+    weighs: ClassVar[bool] = True
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return the weights of the first step that is under the bound."""
-        n = geometry.n
-        enough = 2 * n * (n - f) / (n - 2 * f) ** 2 * self.bound
-        last, variance, count = np.ones(n), None, 0
-        for step in reweightings(geometry, above=n - 2 * f):
+        liars, total = geometry.counted(f)
+        enough = 2 * total * (total - liars) / (total - 2 * liars) ** 2 * self.bound
+        last, variance, count = geometry.masses, None, 0
+        for step in reweightings(geometry, above=total - 2 * liars):
             last, variance, count = step.c, step.variance, count + 1
             if variance <= enough:
                 break
@@ -58,5 +58,6 @@ class Filter(Geometric):
     def kappa(self, n: int) -> float | None:
         """Return 6f/(n−2f) · (1 + f/(n−2f)), which bounds the error by κ σ0²; None where σ0² = 0."""
         self.check(n)
-        ratio = self.f / (n - 2 * self.f)
+        f, total = self.counted(n)
+        ratio = f / (total - 2 * f)
         return 6 * ratio * (1 + ratio) if self.bound > 0 or self.f == 0 else None

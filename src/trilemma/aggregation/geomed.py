@@ -16,6 +16,8 @@ Chen, Su, Xu, "Distributed statistical machine learning in adversarial settings"
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from trilemma.aggregation.passes.gram import Geometry
@@ -31,7 +33,7 @@ STEPS = 500
 
 @rules.register("geomed")
 class GeometricMedian(Geometric):
-    """The point of least total distance to the messages, to machine precision.
+    """The point of least total (weighted) distance to the messages, to machine precision.
 
     κ = 4(1 + f/(n−2f))² (Allouah et al., AISTATS 2023; trace criterion). Cost: two reads of X and some ten
     solves of n×n systems. Where the minimum is not unique (an even number of messages on a line) it is a
@@ -43,28 +45,32 @@ class GeometricMedian(Geometric):
     tensor([1.0000, 0.5774])
     """
 
+    weighs: ClassVar[bool] = True
+
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return the weights of the median."""
+        mass = geometry.masses
         Z = coordinates(geometry.inner[:-1, :-1])
         k = best_message(geometry)
         same = geometry.distances[k] <= 0.0
         away = Z - Z[k]
         distance = np.linalg.norm(away, axis=1)
         distance[same] = np.inf
-        pull = (away / distance[:, None]).sum(axis=0)
-        force = float(np.linalg.norm(pull))
-        if force <= same.sum() * (1.0 + 1e-12):
-            return Weighing(same / same.sum())
+        pull = (mass[:, None] * (away / distance[:, None])).sum(axis=0)
+        force, held = float(np.linalg.norm(pull)), np.where(same, mass, 0.0)
+        if force <= held.sum() * (1.0 + 1e-12):
+            return Weighing(held / held.sum())
         # Leave the message downhill, to where Weiszfeld's step with that message held back would go.
-        m = Z[k] + (1.0 - same.sum() / force) * pull / (1.0 / distance).sum()
-        m, steps = _descend(Z, m)
-        weights = 1.0 / np.maximum(np.linalg.norm(Z - m, axis=1), np.finfo(float).tiny)
+        m = Z[k] + (1.0 - held.sum() / force) * pull / (mass / distance).sum()
+        m, steps = _descend(Z, m, mass)
+        weights = mass / np.maximum(np.linalg.norm(Z - m, axis=1), np.finfo(float).tiny)
         return Weighing(weights / weights.sum(), exact=steps < STEPS, iterations=steps)
 
     def kappa(self, n: int) -> float:
         """Return 4(1 + f/(n−2f))²."""
         self.check(n)
-        return 4 * (1 + self.f / (n - 2 * self.f)) ** 2
+        f, total = self.counted(n)
+        return 4 * (1 + f / (total - 2 * f)) ** 2
 
 
 def coordinates(G: Array) -> Array:
@@ -90,31 +96,31 @@ def best_message(geometry: Geometry) -> int:
     own = inner.diagonal()
     gain = own[None, :] - 2.0 * inner
     total = np.sqrt(geometry.distances) + np.sqrt(own)[:, None]
-    return int(np.argmin(np.divide(gain, total, out=np.zeros_like(gain), where=total > 0.0).sum(axis=0)))
+    nearer = np.divide(gain, total, out=np.zeros_like(gain), where=total > 0.0)
+    return int(np.argmin((geometry.masses[:, None] * nearer).sum(axis=0)))
 
 
-def _gradient(Z: Array, m: Array) -> tuple[Array, Array, Array]:
-    """Return distances, unit vectors from the messages, and their sum."""
+def _gradient(Z: Array, m: Array, mass: Array) -> tuple[Array, Array, Array]:
+    """Return distances, unit vectors from the messages, and their weighted sum."""
     away = m - Z
     distance = np.maximum(np.linalg.norm(away, axis=1), np.finfo(float).tiny)
     unit = away / distance[:, None]
-    return distance, unit, unit.sum(axis=0)
+    return distance, unit, (mass[:, None] * unit).sum(axis=0)
 
 
-def _descend(Z: Array, m: Array) -> tuple[Array, int]:
+def _descend(Z: Array, m: Array, mass: Array) -> tuple[Array, int]:
     """Alternate Weiszfeld and Newton steps until the gradient vanishes."""
-    n = len(Z)
-    distance, unit, gradient = _gradient(Z, m)
+    distance, unit, gradient = _gradient(Z, m, mass)
     for step in range(STEPS):
         size = float(np.linalg.norm(gradient))
-        if size <= TOLERANCE * n:
+        if size <= TOLERANCE * mass.sum():
             return m, step
-        inverse = 1.0 / distance
+        inverse = mass / distance
         hessian = inverse.sum() * np.eye(Z.shape[1]) - (unit * inverse[:, None]).T @ unit
         scale = inverse.sum()
         newton = np.linalg.solve(hessian / scale + 1e-14 * np.eye(len(hessian)), gradient / scale)
         for candidate in (m - newton, m - gradient / scale):
-            trial = _gradient(Z, candidate)
+            trial = _gradient(Z, candidate, mass)
             if np.linalg.norm(trial[2]) < size:
                 break
         # The second candidate is Weiszfeld's step: it lowers the objective even where the gradient grows.

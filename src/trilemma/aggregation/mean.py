@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
-import numpy as np
 from torch import Tensor
 
 from trilemma.aggregation.passes.gram import Geometry
@@ -15,7 +15,7 @@ from trilemma.aggregation.steps.types import Weighing
 
 @rules.register("mean")
 class Mean(Geometric):
-    """Plain average Σ x_i / n: no robustness at all.
+    """Plain average Σ x_i / n, or Σ w_i x_i where clients have weights: no robustness at all.
 
     f only says how many messages that are not finite may be left out. κ = 0 for f = 0, none else. Cost: two
     reads of X.
@@ -27,15 +27,16 @@ class Mean(Geometric):
     """
 
     f: Byzantine = 0
+    weighs: ClassVar[bool] = True
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
-        """Return equal weights."""
-        return Weighing(np.full(geometry.n, 1.0 / geometry.n))
+        """Return the clients' own weights."""
+        return Weighing(geometry.masses / geometry.counted(f)[1])
 
     @property
-    def weights_from_grams(self) -> Callable[[Tensor], Tensor]:
+    def weights_from_grams(self) -> Callable[[Tensor], Tensor] | None:
         """See `Rule.weights_from_grams`."""
-        return lambda grams: grams.new_full(grams.shape[:2], 1.0 / grams.shape[1])
+        return None if self.weights else lambda grams: grams.new_full(grams.shape[:2], 1.0 / grams.shape[1])
 
     def kappa(self, n: int) -> float | None:
         """Return 0 without Byzantine clients, else None."""

@@ -24,6 +24,8 @@ from trilemma.base.keys import Key
 class NearestNeighbours(Mixing):
     """Nearest-neighbour mixing: each message becomes the mean of its n − f nearest, itself included.
 
+    Where clients have weights: of its nearest up to weight 1 − W, the last of them by a fraction.
+
     Before a rule of coefficient κ (trace or spectral) the chain has κ' = 8f/(n−f) · (κ + 1) in the trace
     criterion. Cost: n² log n beside the geometry.
 
@@ -37,17 +39,26 @@ class NearestNeighbours(Mixing):
     Byzantine ML under heterogeneity", AISTATS 2023.
     """
 
+    weighs: ClassVar[bool] = True
+
     def matrix(self, geometry: Geometry, f: int, key: Key) -> Array:
         """Return 1/(n−f) for the n − f nearest rows of each row."""
         A = np.zeros((geometry.n, geometry.n))
+        if geometry.mass is not None:
+            near = nearest(geometry.distances, geometry.n)
+            liars, everybody = geometry.counted(f)
+            mass, honest = geometry.mass[near], everybody - liars
+            before = mass.cumsum(axis=1) - mass
+            np.put_along_axis(A, near, np.clip(honest - before, 0.0, mass) / honest, axis=1)
+            return A
         near = nearest(geometry.distances, geometry.n - f)
         np.put_along_axis(A, near, 1.0 / (geometry.n - f), axis=1)
         return A
 
     @property
-    def matrices(self) -> Callable[[Tensor], Tensor]:
+    def matrices(self) -> Callable[[Tensor], Tensor] | None:
         """See `Mixing.matrices`."""
-        return self._matrices
+        return None if self.weights else self._matrices
 
     def _matrices(self, inner: Tensor) -> Tensor:
         count = inner.shape[1] - self.f
@@ -56,7 +67,8 @@ class NearestNeighbours(Mixing):
 
     def kappa(self, after: float, n: int) -> float:
         """Return 8f/(n−f) · (κ + 1)."""
-        return 8 * self.f / (n - self.f) * (after + 1)
+        f, total = self.counted(n)
+        return 8 * f / (total - f) * (after + 1)
 
 
 @mixings.register("bucketing")
@@ -120,6 +132,7 @@ class Clipping(Mixing):
     """
 
     lacks: ClassVar[frozenset[Promise]] = frozenset({"translation", "scale", "range"})
+    weighs: ClassVar[bool] = True
 
     f: Byzantine = 0
     radius: float = Field(default=1.0, gt=0, description="the longest a message may be")

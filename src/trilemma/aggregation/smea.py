@@ -22,6 +22,7 @@ import heapq
 import itertools
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -34,9 +35,13 @@ from trilemma.aggregation.passes.spectral import top_eigenpair
 from trilemma.aggregation.steps.registry import rules
 from trilemma.aggregation.steps.rule import Geometric
 from trilemma.aggregation.steps.types import Array, Criterion, Weighing
+from trilemma.base.errors import UserError
 
 NUMBERS = 2_000_000
 """Subsets are held together as long as they have no more than so many entries."""
+
+AT_ONCE = 4096
+"""Subsets of weighted clients that are decomposed together."""
 
 STRICTLY = 1.0 - 1e-12
 """A subset must be better than the best by more than rounding to replace it."""
@@ -52,7 +57,8 @@ class Smea(Geometric):
     Exact unless more than `budget` subsets, or `seconds`, are needed: then the answer is the best found,
     `info.exact` is False and no subset has a top eigenvalue below `info.lower_bound`. `info.objective` is
     the top eigenvalue of the answer, `info.iterations` counts subsets looked at. Cost: two reads of X, and
-    milliseconds for C(n, f) of a few thousand.
+    milliseconds for C(n, f) of a few thousand. Where clients have weights: of the sets of weight at least
+    1 − W that would have less without any of their clients, each decomposed.
 
     >>> from trilemma import aggregation as agg
     >>> import torch
@@ -64,10 +70,13 @@ class Smea(Geometric):
     budget: int = Field(default=5_000_000, gt=0, description="how many subsets may be looked at")
     seconds: float = Field(default=60.0, gt=0, allow_inf_nan=True, description="how long the search may take")
     criterion: ClassVar[Criterion] = "spectral"
+    weighs: ClassVar[bool] = True
 
     def weigh(self, geometry: Geometry, f: int) -> Weighing:
         """Return equal weights for the subset of n − f messages with the smallest top eigenvalue."""
         n, G = geometry.n, geometry.inner[:-1, :-1]
+        if geometry.mass is not None:
+            return self._weigh(G, geometry.mass, geometry.counted(f)[0])
         suspect = np.argsort(Caf(f=f).weigh(geometry, f).weights, kind="stable")
         search = _Search(G, suspect, n - f, self.budget, time.monotonic() + self.seconds)
         search.offer(np.sort(suspect[f:]))
@@ -82,10 +91,53 @@ class Smea(Geometric):
             lower_bound=min(lower, search.best) / (n - f),
         )
 
+    def _weigh(self, G: Array, mass: Array, liars: float) -> Weighing:
+        """Return the weights of the subset that varies least, of those just heavy enough."""
+        kept = 1.0 - np.array(list(itertools.islice(removals(mass, liars), self.budget // len(G) + 1)))
+        if len(kept) * len(G) > self.budget:
+            raise UserError(
+                f"smea looks at every set of weighted clients that may be honest: of {len(G)} more than "
+                f"its budget = {self.budget:,} has room for; allowed: caf, or a larger budget"
+            )
+        shares = kept * mass
+        shares /= shares.sum(axis=1, keepdims=True)
+        tops = np.empty(len(shares))
+        for first in range(0, len(shares), AT_ONCE):
+            p = shares[first : first + AT_ONCE]
+            to = p @ G
+            H = G - to[:, :, None] - to[:, None, :] + (to * p).sum(axis=1)[:, None, None]
+            root = np.sqrt(p)
+            tops[first : first + AT_ONCE] = np.linalg.eigvalsh(root[:, :, None] * H * root[:, None, :])[:, -1]
+        best = int(np.argmin(tops))
+        least = max(float(tops[best]), 0.0)
+        return Weighing(shares[best], iterations=len(tops), objective=least, lower_bound=least)
+
     def kappa(self, n: int) -> float:
-        """Return κ of Proposition 5.1."""
+        """Return κ of Proposition 5.1; with weights W counts in place of f/n."""
         self.check(n)
-        return 4 * self.f / (n - self.f) * (1 + self.f / (n - 2 * self.f)) ** 2
+        f, total = self.counted(n)
+        return 4 * f / (total - f) * (1 + f / (total - 2 * f)) ** 2
+
+
+def removals(mass: Array, most: float) -> Iterator[tuple[int, ...]]:
+    """Yield every set of clients (as n zeros and ones) of weight ≤ `most` to which none can be added.
+
+    >>> list(removals(np.array([0.5, 0.25, 0.25]), 0.5))
+    [(1, 0, 0), (0, 1, 1)]
+    """
+    room = most + 1e-12 * float(mass.sum())
+
+    def further(place: int, left: float, skipped: float) -> Iterator[tuple[int, ...]]:
+        if place == len(mass):
+            if skipped > left:  # the lightest that was left in does not fit any more
+                yield ()
+            return
+        own = float(mass[place])
+        if own <= left:
+            yield from ((1, *rest) for rest in further(place + 1, left - own, skipped))
+        yield from ((0, *rest) for rest in further(place + 1, left, min(skipped, own)))
+
+    return further(0, room, math.inf)
 
 
 def scatter(G: Array, kept: Any) -> Array:

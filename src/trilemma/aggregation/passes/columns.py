@@ -35,6 +35,42 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Which part of the weight of a column, in sorted order, is averaged: from `low` to `high`.
+
+    Rows have a weight each, the `mass`; where `low` is `high` it is the value, or the mean of the two values,
+    at that quantile.
+    """
+
+    low: float
+    high: float
+    mass: tuple[float, ...]
+
+    def shares(self, V: Tensor) -> Tensor:
+        """Return the share of each row in each column's value (k, c); equal values share by their weights.
+
+        >>> Span(0.5, 0.5, (0.25, 0.25, 0.5)).shares(torch.tensor([[1.0], [3.0], [2.0]], dtype=torch.float64))
+        tensor([[0.],
+                [0.],
+                [1.]], dtype=torch.float64)
+        """
+        mass = torch.tensor(self.mass, dtype=torch.float64, device=V.device)
+        S, order = V.sort(dim=0)
+        upto = torch.cat([torch.zeros_like(V[:1]), mass[order].cumsum(0)])
+        column, values = S.T.contiguous(), V.T.contiguous()
+        first = upto.gather(0, torch.searchsorted(column, values).T)
+        last = upto.gather(0, torch.searchsorted(column, values, right=True).T)
+        return mass[:, None] / (last - first) * (self._covered(last) - self._covered(first))
+
+    def _covered(self, upto: Tensor) -> Tensor:
+        """Return which share of the span lies before a cumulative weight."""
+        if self.high > self.low:
+            return (upto.clamp(self.low, self.high) - self.low) / (self.high - self.low)
+        near = 1e-12 * sum(self.mass)  # rounding does not decide between one value and two
+        return 0.5 * ((upto > self.low - near).double() + (upto > self.low + near).double())
+
+
+@dataclass(frozen=True)
 class Mixture:
     """Rows are replaced by A X before the column is looked at.
 
@@ -60,7 +96,7 @@ class Columns:
     squares: Array
 
 
-def window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | None = None) -> Columns:
+def window_means(X: Tensor, rows: Any, window: Window | Span, mixture: Mixture | None = None) -> Columns:
     """Return the window means of X[rows], or of A X[rows]; one pass.
 
     >>> X = torch.tensor([[1.0, 5.0], [2.0, 4.0], [9.0, 4.0]])
@@ -68,6 +104,8 @@ def window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | None =
     >>> out.value, out.shares.tolist()
     (tensor([2., 4.]), [0.0, 1.5, 0.5])
     """
+    if isinstance(window, Span):
+        return plain_window_means(X, rows, window, mixture)
     if X.is_cuda:
         from trilemma.aggregation.kernels import cuda
 
@@ -100,7 +138,9 @@ def window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | None =
     return Columns(out.to(X.dtype), shares / window.size, squares)
 
 
-def plain_window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | None = None) -> Columns:
+def plain_window_means(
+    X: Tensor, rows: Any, window: Window | Span, mixture: Mixture | None = None
+) -> Columns:
     """The same in plain torch operations, on any device."""
     index = torch.as_tensor(rows, device=X.device)
     height = len(rows) if mixture is None else len(mixture.A)
@@ -115,16 +155,22 @@ def plain_window_means(X: Tensor, rows: Any, window: Window, mixture: Mixture | 
                 offset = X[mixture.reference, lo:hi].to(torch.float64)
             Y = Y - offset
             V = torch.as_tensor(mixture.A, device=X.device) @ Y
-        S = V.sort(dim=0).values
-        start = _starts(S, window)
-        ranks = torch.arange(height, device=X.device)[:, None]
-        kept = (ranks >= start) & (ranks < start + window.size)
-        value = torch.where(kept, S / window.size, 0.0).sum(0)
-        shares += _tie_shares(V, S, start, window.size).sum(1)
+        if isinstance(window, Span):
+            share = window.shares(V)
+            value = (share * V).sum(0)
+        else:
+            S = V.sort(dim=0).values
+            start = _starts(S, window)
+            ranks = torch.arange(height, device=X.device)[:, None]
+            kept = (ranks >= start) & (ranks < start + window.size)
+            value = torch.where(kept, S / window.size, 0.0).sum(0)
+            share = _tie_shares(V, S, start, window.size)
+        shares += share.sum(1)
         squares += (Y - value).square().sum(1)
         values.append((value + offset).to(X.dtype))
     value = torch.cat(values) if values else X.new_zeros(0)
-    return Columns(value, shares.cpu().numpy() / window.size, squares.cpu().numpy())
+    size = 1 if isinstance(window, Span) else window.size
+    return Columns(value, shares.cpu().numpy() / size, squares.cpu().numpy())
 
 
 def _starts(S: Tensor, window: Window) -> Tensor:

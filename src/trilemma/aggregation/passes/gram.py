@@ -47,6 +47,7 @@ class Geometry:
     """Inner products ⟨x_i − r, x_j − r⟩ of the rows and of the origin (last), for a point r near most rows.
 
     `base` is the row that r is, if it is one; `+` brings both parts to the row that is central in their sum.
+    `mass` are the public weights of the rows; None: all alike.
 
     >>> X = np.array([[0.0, 3.0], [4.0, 0.0]])
     >>> geometry(X).distances
@@ -59,11 +60,21 @@ class Geometry:
 
     inner: Array
     base: int | None = None
+    mass: Array | None = None
 
     @property
     def n(self) -> int:
         """Number of rows."""
         return len(self.inner) - 1
+
+    @property
+    def masses(self) -> Array:
+        """The weights of the rows (n,); ones where all are alike."""
+        return np.ones(self.n) if self.mass is None else self.mass
+
+    def counted(self, f: int) -> tuple[float, float]:
+        """Return the weight of the f heaviest rows, and that of all: f and n where all are alike."""
+        return (f, self.n) if self.mass is None else (heaviest(self.mass, f), float(self.mass.sum()))
 
     @functools.cached_property
     def squares(self) -> Array:
@@ -100,14 +111,15 @@ class Geometry:
     def select(self, rows: Any) -> Geometry:
         """Return the geometry of some of the rows."""
         kept = np.append(np.arange(self.n)[rows], self.n)
-        return Geometry(self.inner[np.ix_(kept, kept)])
+        mass = None if self.mass is None else self.mass[kept[:-1]]
+        return Geometry(self.inner[np.ix_(kept, kept)], mass=mass)
 
     def rebased(self, row: int) -> Geometry:
         """Return the same geometry around another row."""
         if row == self.base:
             return self
         to = self.inner[row]
-        return Geometry(self.inner - (to[:, None] + to[None, :]) + to[row], row)
+        return Geometry(self.inner - (to[:, None] + to[None, :]) + to[row], row, self.mass)
 
     def mixed(self, A: Array) -> Geometry:
         """Return the geometry of the rows of A X, for A of shape (k, n).
@@ -123,7 +135,7 @@ class Geometry:
         rough = Geometry(full @ self.inner @ full.T)
         differences = full - full[rough.centre()]
         around = differences @ self.inner @ differences.T
-        return Geometry(0.5 * (around + around.T))  # symmetric to the last bit: ties stay ties
+        return Geometry(0.5 * (around + around.T), mass=self.mass)  # symmetric bit by bit: ties stay ties
 
     def centre(self) -> int:
         """Return a row close to the majority: the one whose ⌊n/2⌋ nearest others are nearest."""
@@ -137,6 +149,15 @@ class Geometry:
         squared = self.inner.diagonal() - 2.0 * to + share @ to
         result: Array = np.sqrt(np.maximum(squared[:-1], 0.0))
         return result
+
+
+def heaviest(mass: Array, f: int) -> float:
+    """Return the weight W of the f heaviest rows.
+
+    >>> heaviest(np.array([0.25, 0.5, 0.25]), 2)
+    0.75
+    """
+    return float(np.sort(mass)[len(mass) - f :].sum())
 
 
 def from_gram(G: Tensor | Array) -> Geometry:

@@ -46,7 +46,7 @@ def top_eigenpair(M: Array) -> tuple[float, Array]:
 
 
 def reweightings(geometry: Geometry, above: float = 0.0) -> Iterator[Reweighting]:
-    """Walk from c = 1, removing weight along the direction of largest variance, till nothing varies.
+    """Walk from the rows' weights, removing some along the direction of largest variance, till none varies.
 
     It ends where Σc is no longer more than `above`.
 
@@ -54,7 +54,7 @@ def reweightings(geometry: Geometry, above: float = 0.0) -> Iterator[Reweighting
     over all rows, a row already removed could keep the maximum for ever.
     """
     G = geometry.inner[:-1, :-1]
-    c = np.ones(geometry.n)
+    c = geometry.masses
     while True:
         active = np.flatnonzero(c)
         if not len(active) or c.sum() <= above:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ class Staged(Rule):
         """Return the weights (n,) float64 for messages with Gram matrix G (n, n), of G's kind."""
         geometry = from_gram(G)
         self.check(geometry.n)
-        settled = self.settle(geometry, self.f, key or DEFAULT_KEY)
+        settled = self.settle(self.of_weights(geometry), self.f, key or DEFAULT_KEY)
         if not isinstance(settled, Weighing):
             raise UserError(f"{self.name} is not geometric: a Gram matrix does not determine its weights")
         return like(G, settled.weights)
@@ -151,6 +151,13 @@ class Chain(Staged):
     def name(self) -> str:
         """The names of the steps, joined by +."""
         return "+".join(step.name for step in (*self.steps, self.last))
+
+    def weighed(self, weights: Sequence[float]) -> Self:
+        """See `Step.weighed`: every step of the chain has to have a meaning."""
+        parts = [step.weighed(weights) for step in (*self.steps, self.last)]
+        copy = self.model_copy(update={"steps": tuple(parts[:-1]), "last": parts[-1]})
+        copy._weights = parts[-1].weights
+        return copy
 
     def stages(self) -> tuple[tuple[Mixing, ...], Rule]:
         """Return what the chain was made of."""

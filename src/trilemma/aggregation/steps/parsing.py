@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from trilemma.aggregation.steps.chain import Mixing
@@ -18,8 +19,8 @@ _BETWEEN = re.compile(r"\+(?![^()]*\))")  # a + in parentheses is part of a numb
 _PART = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*(?:\(([^()]*)\))?\s*")
 
 
-def parse(text: str, f: int) -> Rule:
-    """Return the rule or chain called `text`, for at most f Byzantine clients.
+def parse(text: str, f: int, weights: Sequence[float] = ()) -> Rule:
+    """Return the rule or chain called `text`, for at most f Byzantine clients, of public weights if given.
 
     Steps are joined by +, mixing steps first, one rule last. Numbers in parentheses are the parameters of a
     step, in order or by name.
@@ -36,7 +37,7 @@ def parse(text: str, f: int) -> Rule:
     parts = [part.strip() for part in _BETWEEN.split(text)]
     steps = [_mixing(part, f, text) for part in parts[:-1]]
     last = _rule(parts[-1], f, text)
-    return make_chain(*steps, last) if steps else last
+    return (make_chain(*steps, last) if steps else last).weighed(weights)
 
 
 def _rule(part: str, f: int, text: str) -> Rule:

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal, overload
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, Self, overload
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 from torch import Tensor
 
-from trilemma.aggregation.passes.columns import Mixture, Window
-from trilemma.aggregation.passes.gram import Geometry, from_gram
+from trilemma.aggregation.passes.columns import Mixture, Span, Window
+from trilemma.aggregation.passes.gram import Geometry, from_gram, heaviest
 from trilemma.aggregation.passes.source import InMemory, Source
 from trilemma.aggregation.steps.decision import Columnwise, Decision, Selection, Weighted
 from trilemma.aggregation.steps.types import Aggregate, Array, Criterion, Info, Numpy, Vectors, Weighing
+from trilemma.aggregation.steps.weights import normalised
 from trilemma.base.errors import UserError, nearest
 from trilemma.base.keys import Key
 from trilemma.base.options import Options, allowed_values, description
@@ -57,6 +59,9 @@ class Step(Options, ABC):
     """The name it is registered under."""
     lacks: ClassVar[frozenset[Promise]] = frozenset()
     """What its definition does not promise, so that `trilemma.testing` does not ask for it."""
+    weighs: ClassVar[bool] = False
+    """Whether its definition says what it does with clients of unequal weight."""
+    _weights: tuple[float, ...] = PrivateAttr(())
 
     def __init__(self, *given: Any, **options: Any) -> None:
         places = self.parameters() or ["f"]
@@ -67,6 +72,35 @@ class Step(Options, ABC):
             super().__init__(**{key: _plain(value) for key, value in said.items()})
         except ValidationError as error:
             raise UserError("; ".join(self._refusal(dict(detail)) for detail in error.errors())) from None
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The clients' public weights, which sum to 1; () where all are alike."""
+        return self._weights
+
+    def weighed(self, weights: Sequence[float]) -> Self:
+        """Return the same step for clients of these public weights; refuse where that has no meaning.
+
+        A weight never comes from a client: whoever reports its own would report a large one.
+        """
+        shares = normalised(weights)
+        if shares and not self.weighs:
+            raise UserError(
+                f"{self.label} has no meaning for clients of unequal weight; allowed: {weighing()}"
+            )
+        copy = self.model_copy()
+        copy._weights = shares
+        return copy
+
+    def among(self, rows: Sequence[int]) -> Self:
+        """Return the same step for some of the clients."""
+        return self.weighed([self.weights[row] for row in rows]) if self.weights else self
+
+    def counted(self, n: int) -> tuple[float, float]:
+        """Return f and n, as they count in κ: with weights W, the weight of the f heaviest, and 1."""
+        if not self.weights:
+            return self.f, n
+        return heaviest(np.array(self.weights), self.f), 1.0
 
     @classmethod
     def parameters(cls) -> list[str]:
@@ -93,6 +127,14 @@ class Step(Options, ABC):
         got = "" if detail["type"] == "missing" else f"; got {detail['input']!r}"
         kind = f"{'finite ' if detail['type'] == 'finite_number' else ''}{allowed_values(field)}"
         return f"{cls.label}: {key} ({description(cls, key)}) must be a {kind}{got}"
+
+
+def weighing() -> str:
+    """Return the names of the rules and mixing steps that take weights."""
+    from trilemma.aggregation.steps.registry import mixings, rules
+
+    known: dict[str, type[Step]] = {**rules, **mixings}
+    return ", ".join(sorted(name for name, kind in known.items() if kind.weighs))
 
 
 def _plain(value: Any) -> Any:
@@ -140,6 +182,12 @@ class Rule(Step):
         """Raise a `UserError` unless the rule is defined for n messages."""
         if 2 * self.f >= n:
             raise UserError(f"{self.name} needs 2f < n; got f = {self.f}, n = {n}")
+        if self.weights and len(self.weights) != n:
+            raise UserError(f"{self.name} has weights for {len(self.weights)} clients; got n = {n}")
+        if self.weights and 2 * (heavy := self.counted(n)[0]) >= 1:
+            raise UserError(
+                f"{self.name} needs 2W < 1; the f = {self.f} heaviest clients have weight {heavy:.3g}"
+            )
 
     @overload
     def __call__(self, X: Tensor, key: Key | None = None) -> Aggregate[Tensor]: ...
@@ -153,6 +201,10 @@ class Rule(Step):
         """Aggregate the messages. `key` is for steps that draw; without it, every call draws the same."""
         return aggregate(self, InMemory(X), key)
 
+    def of_weights(self, geometry: Geometry) -> Geometry:
+        """Return the geometry of messages that weigh what their clients do."""
+        return replace(geometry, mass=np.array(self.weights)) if self.weights else geometry
+
     def decide(self, geometry: Geometry, key: Key | None = None) -> Decision:
         """Decide on the weights, or on what to do in each column, from the geometry of all messages."""
         finite = geometry.finite
@@ -163,6 +215,7 @@ class Rule(Step):
                 f"{broken} of {n} messages are not finite (NaN or infinity): more than the f = {self.f} "
                 f"that {self.name} may leave out"
             )
+        geometry = self.of_weights(geometry)
         f, rows = self.f - broken, np.flatnonzero(finite)
         inner = geometry.select(rows) if broken else geometry
         settled = self.settle(inner, f, key or DEFAULT_KEY)
@@ -198,7 +251,7 @@ class Geometric(Rule):
         """Return the weights (n,) float64 for messages with Gram matrix G (n, n), of G's kind."""
         geometry = from_gram(G)
         self.check(geometry.n)
-        return like(G, self.weigh(geometry, self.f).weights)
+        return like(G, self.weigh(self.of_weights(geometry), self.f).weights)
 
 
 class Coordinate(Rule):
@@ -208,6 +261,10 @@ class Coordinate(Rule):
     def window(self, n: int, f: int) -> Window:
         """Return the window for n finite messages, at most f of them Byzantine."""
 
+    def span(self, liars: float, everybody: float) -> tuple[float, float]:
+        """Return between which cumulative weights values are averaged, where clients have weights."""
+        raise NotImplementedError
+
     @property
     def needs_geometry(self) -> bool:
         """False: coordinates are looked at one by one."""
@@ -215,7 +272,9 @@ class Coordinate(Rule):
 
     def settle(self, geometry: Geometry, f: int, key: Key) -> Selection:
         """Return the window."""
-        return Selection(self.window(geometry.n, f), None)
+        if geometry.mass is None:
+            return Selection(self.window(geometry.n, f), None)
+        return Selection(Span(*self.span(*geometry.counted(f)), tuple(geometry.mass.tolist())), None)
 
 
 def aggregate(rule: Rule, source: Source, key: Key | None = None) -> Aggregate[Any]:
