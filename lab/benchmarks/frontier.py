@@ -26,8 +26,9 @@ from trilemma.base import files
 from trilemma.base.keys import Key
 from trilemma.learning import Messages, Setup, algorithms
 from trilemma.learning.defences.evidence import Law, convict, hidden_shift
-from trilemma.learning.defences.evidence.conviction import by_direction
-from trilemma.learning.defences.evidence.correction import visible
+from trilemma.learning.defences.evidence.conviction import apart
+from trilemma.learning.defences.evidence.directions import visible
+from trilemma.learning.defences.evidence.limits import LookLimits
 from trilemma.learning.defences.stage import staged
 from trilemma.models import Model, build
 from trilemma.privacy import SimulatedNoise
@@ -165,10 +166,9 @@ def rates(given: argparse.Namespace) -> None:
         pairs = {one.test for one in convict(gram, law, 3, level)}
         alarms["pairs"] += bool(pairs & {"pairs", "one of a pair"})
         planted = noise + 3.0 * np.eye(1, dim)
-        seen = visible(planted @ planted.T, law, 4)
-        deviation, nobody = np.sqrt(law.covariance.diagonal()), np.zeros(clients)
-        along = by_direction(lambda seen=seen: seen, deviation, nobody, np.arange(clients), 3, level)
-        alarms["direction"] += bool(along)
+        look = LookLimits.of(law, 3, level)
+        [seen] = visible(torch.from_numpy(planted @ planted.T)[None, None], [look])
+        alarms["direction"] += bool(apart(seen, look).any())
     kept = [{"test": test, "level": level, "looks": tries, "alarms": count} for test, count in alarms.items()]
     for row in kept:
         print(row)

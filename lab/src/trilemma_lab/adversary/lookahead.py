@@ -18,16 +18,17 @@ from trilemma import aggregation
 from trilemma.aggregation import Chain
 from trilemma.attacks.span import bordered, inner_products
 from trilemma.base.transfers import to_the_device
+from trilemma.learning.defences.evidence import conviction, correction
 from trilemma.learning.defences.evidence.detector import Detector
+from trilemma.learning.defences.evidence.directions import Directions, visible
 from trilemma.learning.defences.evidence.history import ClientHistory
+from trilemma.learning.defences.evidence.limits import LookLimits
 from trilemma.learning.messages import side_by_side
 from trilemma.learning.protocol import State
 from trilemma.learning.steps.trace import Law, Places
-from trilemma_lab.adversary import many
 from trilemma_lab.adversary.changed import Changed
 from trilemma_lab.adversary.informed import Foreseen
-from trilemma_lab.adversary.many_look import ManyLook, rows_of
-from trilemma_lab.adversary.many_rounds import Round, SearchEffort, Weigher, foreseen, recordable
+from trilemma_lab.adversary.many_rounds import ForeseenRound, SearchEffort, Weigher, foreseen, recordable
 
 SINGULAR = 1e-10
 """Relative cut-off for the eigenvalues of the basis' normalised Gram matrix. It may be singular: after the
@@ -171,8 +172,8 @@ class Lookahead:
             aggregates, weights = self._columnwise(sent, beside)
         seen, counted = judged.seen, None
         if self.due:
-            seen[1], counted = many.left_out(grams[1], whole, seen[1])
-        round_ = Round(sent, sums if self.due else None, (fresh, whole), self.step)
+            seen[1], counted = correction.left_out(grams[1], whole, seen[1])
+        round_ = ForeseenRound(sent, sums if self.due else None, (fresh, whole), self.step)
         after, corrected = round_.moved(grams, seen, counted, aggregates, self._parts(weights, taken))
         return Foreseen.of(
             gram,
@@ -201,19 +202,19 @@ class Lookahead:
         return own / members.sum(1, keepdim=True).clamp(min=1e-300)
 
     @cached_property
-    def _looks(self) -> tuple[ManyLook, ManyLook]:
+    def _looks(self) -> tuple[LookLimits, LookLimits]:
         """The looks at the sums and at the messages; they do not depend on the lie."""
         detector, history, sent = self.detector, self.history, self.senders
         whole, fresh = detector.law(history).select(history.staying), detector.law_of_messages(history, sent)
 
         def look(
             clients: Places, rows: Places, count: int, law: Law, weights: Tensor, alarm: float
-        ) -> ManyLook:
+        ) -> LookLimits:
             heard, device = law.heard, self.messages.device
             able = detector.able(len(heard), history)
             shares = detector.shares(clients, weights)[heard] if able else None
             there = rows_of(rows[heard], count, device)
-            return ManyLook.of(law.select(heard), detector.liars(history), alarm, shares, there, device)
+            return LookLimits.of(law.select(heard), detector.liars(history), alarm, shares, there, device)
 
         n, k = len(history.members), len(sent)
         return (
@@ -279,20 +280,29 @@ class _Judged:
 
     expelled: Tensor
     left: Tensor
-    seen: list[many.Directions]
+    seen: list[Directions]
 
 
-def _judged(looked_at: list[tuple[Tensor, ManyLook]]) -> _Judged:
+def _judged(looked_at: list[tuple[Tensor, LookLimits]]) -> _Judged:
     """Judge B lies by looks, each with its Gram matrices (B, m, m): by lengths and pairs, then directions."""
     looks = tuple(look for _, look in looked_at)
-    groups: list[tuple[Tensor, tuple[ManyLook, ...]]]
+    groups: list[tuple[Tensor, tuple[LookLimits, ...]]]
     if len({look.facts.members for look in looks}) == 1:  # in every round in which all are heard
         groups = [(torch.stack([some for some, _ in looked_at]), looks)]
     else:
         groups = [(some[None], (look,)) for some, look in looked_at]
-    expelled = torch.cat([many.improbable(some, at) for some, at in groups]).any(0)
+    expelled = torch.cat([conviction.improbable(some, at) for some, at in groups]).any(0)
     left = torch.nonzero(~expelled)[:, 0]
-    seen = [one for some, at in groups for one in many.visible(some[:, left], at)]
-    named = torch.stack([many.apart(one, look) for one, look in zip(seen, looks, strict=True)]).any(0)
+    seen = [one for some, at in groups for one in visible(some[:, left], at)]
+    named = torch.stack([conviction.apart(one, look) for one, look in zip(seen, looks, strict=True)]).any(0)
     kept = torch.nonzero(~named)[:, 0]
     return _Judged(expelled.index_copy(0, left, named), left[kept], [one.only(kept) for one in seen])
+
+
+def rows_of(rows: Places, count: int, device: torch.device) -> Tensor | None:
+    """Return `rows` on the device; None if they are all of the `count` vectors.
+
+    >>> rows_of(np.arange(3), 3, torch.device("cpu")), rows_of(np.arange(2), 3, torch.device("cpu"))
+    (None, tensor([0, 1]))
+    """
+    return None if len(rows) == count else to_the_device(rows, device)

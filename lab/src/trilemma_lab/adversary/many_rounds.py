@@ -3,7 +3,7 @@
 The work for a hundred lies takes a GPU one or two milliseconds, but its several hundred small launches take
 the processor ten. So if all clients were heard in all rounds, the work is replayed in one piece
 (`trilemma.base.recordings`). A recording cannot wait for its own results. Therefore all lies go through all
-of it, even those that lead to an expulsion, and its loops take a fixed number of steps (`many.Bounded`,
+of it, even those that lead to an expulsion, and its loops take a fixed number of steps (`BoundedGrams`,
 `recordings.unasked`). If a loop needed more, larger numbers are tried: `WALKS` for the rule, `STEPS` for the
 others. Beyond them the work is replayed in two parts, judging and moving, between which the rule takes as
 many steps as it needs; or, for the other loops, the round is computed without a recording (`lookahead`). How
@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from trilemma.base.recordings import Recordings, Tensors, aside, at_least, filled_up, unasked
-from trilemma_lab.adversary import many
+from trilemma.learning.defences.evidence import conviction, correction
+from trilemma.learning.defences.evidence.directions import BoundedGrams, Directions, visible
+from trilemma.learning.defences.evidence.limits import LookFacts, LookLimits
 from trilemma_lab.adversary.changed import Changed
 from trilemma_lab.adversary.informed import Foreseen, harm
-from trilemma_lab.adversary.many_look import LookFacts, ManyLook
 
 KEPT = 16
 """How many recordings are kept: a few for every padded number of lies."""
@@ -40,7 +41,7 @@ _recordings = Recordings(KEPT)
 
 
 @dataclass(frozen=True)
-class Round:
+class ForeseenRound:
     """The messages and sums of a round under B lies, and the looks at messages and at sums, in this order.
 
     `sums` is None if they are not looked at. The model moves by `step` × the aggregate.
@@ -48,13 +49,13 @@ class Round:
 
     sent: Changed
     sums: Changed | None
-    looks: tuple[ManyLook, ManyLook]
+    looks: tuple[LookLimits, LookLimits]
     step: float | Tensor
 
     def moved(
         self,
         grams: Sequence[Tensor],
-        seen: Sequence[many.Directions],
+        seen: Sequence[Directions],
         counted: Tensor | None,
         aggregates: Tensor,
         parts: Tensor,
@@ -62,26 +63,26 @@ class Round:
         """Return the model's move since the start (B, p), and the length of its corrections (B,).
 
         Vectors are given by their coefficients (B, p) in the basis of `sent.gram`. `grams` and `seen` belong
-        to the looks; those of the sums, and `counted`, are what `many.left_out` returned. `aggregates` (B, p)
-        are the rule's, and `parts` are as in `many.correct`.
+        to the looks; those of the sums, and `counted`, are what `correction.left_out` returned. `aggregates`
+        (B, p) are the rule's, and `parts` are as in `correction.corrected`.
         """
         gram, (fresh, whole) = self.sent.gram, self.looks
         move, corrected = self.step * aggregates, gram.new_zeros(len(aggregates))
         move[:, self.sent.start + self.sent.count] += 1.0
-        if many.corrects(fresh, seen[0]):
-            right = many.correct(grams[0], self.sent.beside(aggregates, fresh.rows), fresh, seen[0])
+        if correction.corrects(fresh, seen[0]):
+            right = correction.corrected(grams[0], self.sent.beside(aggregates, fresh.rows), fresh, seen[0])
             once = self.step * self.sent.combined(right.mix, fresh.rows)
             move, corrected = move + once, _lengths(gram, once)
         after = move
-        if self.sums is not None and many.corrects(whole, seen[1]):
+        if self.sums is not None and correction.corrects(whole, seen[1]):
             beside = self.sums.beside(move, whole.rows)
-            right = many.correct(grams[1], beside, whole, seen[1], parts, counted)
+            right = correction.corrected(grams[1], beside, whole, seen[1], parts, counted)
             after = right.kept[:, None] * move + self.sums.combined(right.mix, whole.rows)
             corrected = corrected + _lengths(gram, after - move)
         return after, corrected
 
 
-def recordable(whole: ManyLook, fresh: ManyLook) -> bool:
+def recordable(whole: LookLimits, fresh: LookLimits) -> bool:
     """Tell whether looks at sums and messages can be recorded: all clients were heard in all rounds."""
     facts = (whole.facts, fresh.facts)
     return whole.rows is None and fresh.rows is None and all(one.alike and one.telling for one in facts)
@@ -115,8 +116,8 @@ def foreseen(
     which: Tensor,
     changes: Tensor,
     step: float,
-    whole: ManyLook,
-    fresh: ManyLook,
+    whole: LookLimits,
+    fresh: LookLimits,
     taken: Tensor,
     rule: Weigher | None,
     effort: SearchEffort | None = None,
@@ -215,13 +216,13 @@ def _tested(facts: tuple[LookFacts, LookFacts], steps: tuple[int, int], of: Tens
     If sums are set right, their directions are those seen once members who stand apart are left out, and
     `counted` (B, n) says who is not left out.
     """
-    looks, bounded, grams = _round(facts, of).looks, many.BoundedGrams(*steps), of["grams"]
-    by_pairs = aside(lambda: many.improbable(grams, looks).any(0))
-    seen = many.visible(grams, looks, bounded)
+    looks, bounded, grams = _round(facts, of).looks, BoundedGrams(*steps), of["grams"]
+    by_pairs = aside(lambda: conviction.improbable(grams, looks).any(0))
+    seen = visible(grams, looks, bounded)
     by_directions = aside(
-        lambda: torch.stack([many.apart(*both) for both in zip(seen, looks, strict=True)]).any(0)
+        lambda: torch.stack([conviction.apart(*both) for both in zip(seen, looks, strict=True)]).any(0)
     )
-    sums, counted = many.left_out(grams[1], looks[1], seen[1], bounded)
+    sums, counted = correction.left_out(grams[1], looks[1], seen[1], bounded)
     if counted is None:  # nothing is set right by this look
         counted = torch.ones_like(grams[1, :, 0], dtype=torch.bool)
     found = {"grams": grams, "counted": counted, "going_on": torch.stack(bounded.going_on).any(0)}
@@ -240,7 +241,7 @@ def _moved(facts: tuple[LookFacts, LookFacts], of: Tensors) -> Tensors:
     round_, expelled, grams = _round(facts, of), of["expelled"], of["grams"].unbind()
     now = of["taken"] + of["weights"]
     parts = now / now.sum(1, keepdim=True).clamp(min=1e-300)
-    seen = [many.Directions(*(of[name] for name in _names(place))) for place in range(2)]
+    seen = [Directions(*(of[name] for name in _names(place))) for place in range(2)]
     aggregates = round_.sent.combined(of["weights"])
     after, corrected = round_.moved(grams, seen, of["counted"], aggregates, parts)
     after = torch.where(expelled[:, None], 0.0, after)
@@ -254,14 +255,16 @@ def _moved(facts: tuple[LookFacts, LookFacts], of: Tensors) -> Tensors:
 
 
 def _names(place: int) -> list[str]:
-    """Return the names under which recordings pass the `many.Directions` of look number `place`."""
+    """Return the names under which recordings pass the `Directions` of look number `place`."""
     return [f"{part} {place}" for part in ("mix", "along", "shrunk", "there")]
 
 
-def _round(facts: tuple[LookFacts, LookFacts], of: Tensors) -> Round:
+def _round(facts: tuple[LookFacts, LookFacts], of: Tensors) -> ForeseenRound:
     n, gram, which, changes = facts[0].members, of["gram"], of["which"], of["changes"]
     sent, sums = Changed(gram, n, n, which, changes), Changed(gram, 0, n, which, of["step"] * changes)
-    return Round(sent, sums, (ManyLook(facts[0], of["fresh"]), ManyLook(facts[1], of["whole"])), of["step"])
+    return ForeseenRound(
+        sent, sums, (LookLimits(facts[0], of["fresh"]), LookLimits(facts[1], of["whole"])), of["step"]
+    )
 
 
 def _lengths(gram: Tensor, y: Tensor) -> Tensor:

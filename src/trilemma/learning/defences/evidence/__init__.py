@@ -4,6 +4,8 @@ The evidence adds up over rounds: it is a history of every client, part of the s
 
     trace        how releases move the model: coefficients, and the law of a client's sum
     conviction   which clients are proved to lie: by lengths of sums, of pairs, and by directions
+    limits       what honest clients keep to, as numbers on the device where Gram matrices lie
+    directions   what stands out of the noise
     correction   what is visible but proves nothing: sets the model right along directions that stand out
     history      what the server has on its clients
     schedule     in which rounds the sums are tested, and the probability of a false alarm that each test gets
@@ -14,10 +16,11 @@ The evidence adds up over rounds: it is a history of every client, part of the s
 `rule = "evidence+mean"` (or any rule after the +) turns it on. The derivations are in docs/frontier.md.
 """
 
-from trilemma.learning.defences.evidence.conviction import Expulsion, convict, lengths
-from trilemma.learning.defences.evidence.correction import correct, edge
+from trilemma.learning.defences.evidence.conviction import Expulsion, convict
+from trilemma.learning.defences.evidence.correction import correct
 from trilemma.learning.defences.evidence.guard import Evidence
 from trilemma.learning.defences.evidence.hidden import Hidden, hidden_shift
+from trilemma.learning.defences.evidence.limits import edge, lengths
 from trilemma.learning.steps.trace import Law, Trace
 
 __all__ = [

@@ -15,7 +15,7 @@ who accuse an honest client are liars, and there are at most as many of them as 
 accused by more than that is therefore a liar. Of every failing pair then left, both clients are set aside:
 at least one of the two lies.
 
-**Directions.** Along a direction v that stands out of the noise (`correction.visible`), caused by the honest
+**Directions.** Along a direction v that stands out of the noise (`directions.visible`), caused by the honest
 mean or by liars, each member's move ⟨S_i, v⟩/√K_ii is compared with the median. A client is expelled if it is
 further away than k times the spread of the middle half (at least 1) plus twice the bound on the data; at most
 as many as may lie. This test assumes that the others do not know a client's noise: liars who add an honest
@@ -28,18 +28,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
-import scipy
+import torch
+from torch import Tensor
 
 from trilemma.base.records import Test
-from trilemma.learning.defences.evidence.correction import Direction, from_the_middle, visible
+from trilemma.learning.defences.evidence.directions import Directions, from_the_middle, visible
+from trilemma.learning.defences.evidence.limits import LookLimits
 from trilemma.learning.steps.trace import Array, Law, Places
-
-SLACK = 2.0
-"""How far apart two honest contributions may lie along a direction, in multiples of the bound."""
 
 
 @dataclass(frozen=True)
@@ -94,23 +92,33 @@ def proved(found: Sequence[Expulsion]) -> float:
     return sum(0.5 if one.test == "one of a pair" else 1.0 for one in found)
 
 
-@cache
-def lengths(dim: int, alarm: float) -> tuple[float, float]:
-    """Return χ_low and χ_high, for standard Gaussian vectors of `dim` numbers.
+def improbable(grams: Tensor, looks: Sequence[LookLimits]) -> Tensor:
+    """Tell (L, B) which Gram matrices (L, B, m, m) of L looks prove a lie by lengths or pairs."""
+    unit = grams * torch.stack([look.units for look in looks])[:, None]
+    squares = unit.diagonal(dim1=2, dim2=3)
+    both = squares[..., :, None] + squares[..., None, :]
+    least, most, nearest, furthest = torch.stack([look.limits for look in looks])[:, :, None].unbind(1)
+    more, less = both + 2 * unit, both - 2 * unit
+    outside = (more < least) | (more > most) | (less < nearest) | (less > furthest)
+    return outside.flatten(2).any(2)
 
-    Such a vector is shorter than χ_low with probability `alarm`, and longer than χ_high with the same.
 
-    >>> low, high = lengths(100, 1e-6)
-    >>> round(low, 2), round(high, 2)
-    (6.82, 13.5)
-    """
-    half = dim / 2
-    low, high = scipy.special.gammaincinv(half, alarm), scipy.special.gammainccinv(half, alarm)
-    return math.sqrt(2 * low), math.sqrt(2 * high)
+def apart(seen: Directions, look: LookLimits) -> Tensor:
+    """Tell (B,) where a client is expelled for its move along a direction."""
+    if not (len(seen) and look.facts.telling):
+        return torch.zeros(len(seen.there), dtype=torch.bool, device=seen.there.device)
+    away, limits = _reached(seen, look)
+    return ((away > limits) & seen.there[:, :, None]).flatten(1).any(1)
+
+
+def _reached(seen: Directions, look: LookLimits) -> tuple[Tensor, Tensor]:
+    """Return how far from the median members moved along directions (B, q, m), and how far they may."""
+    away, scale = from_the_middle(seen.along / look.deviation, None)
+    return away, look.reach[0] * scale + look.reach[1]
 
 
 def convict(
-    gram: Array, law: Law, liars: int, alarm: float, seen: Callable[[], Sequence[Direction]] | None = None
+    gram: Array, law: Law, liars: int, alarm: float, seen: Callable[[], Directions] | None = None
 ) -> list[Expulsion]:
     """Return the expulsions, clients by their place in `gram` (m, m), the Gram matrix of the members' sums.
 
@@ -121,51 +129,35 @@ def convict(
     heard = law.heard
     if not len(heard):
         return []
-    known, m = law.select(heard), len(heard)
-    inner = gram if m == len(gram) else gram[np.ix_(heard, heard)]
-    low, high = lengths(law.dim, alarm / (2 * m * m))
-    deviation = known.deviation
-    bound = known.bounds / deviation
+    inner = torch.from_numpy(gram if len(heard) == len(gram) else gram[np.ix_(heard, heard)])
+    look = LookLimits.of(law.select(heard), liars, alarm)
     found: dict[int, Expulsion] = {}
-    if not _within(inner, known, low, high):
-        unit = inner / np.outer(deviation, deviation)
-        own = np.sqrt(np.maximum(unit.diagonal(), 0.0))
-        for i in np.flatnonzero((own > high + bound) | (own < low - bound)):
-            below = bool(own[i] < low - bound[i])
-            limit = low - bound[i] if below else high + bound[i]
-            found[int(i)] = Expulsion(int(heard[i]), "length", float(own[i]), float(limit), below)
-        found |= _by_pairs(unit, known.pairs, bound, (low, high), heard, found, liars)
+    if bool(improbable(inner[None, None], [look]).any()):
+        found = _by_lengths(inner, look, heard, liars)
     if not found:
-        found = by_direction(
-            seen or (lambda: visible(inner, known, liars + 1)), deviation, bound, heard, liars, alarm
-        )
+        found = _by_direction(visible(inner[None, None], [look])[0] if seen is None else seen(), look, heard)
     return [found[i] for i in sorted(found)]
 
 
-def _within(inner: Array, law: Law, low: float, high: float) -> bool:
-    """Tell whether all lengths and pairs are within their limits; False also if this quick test cannot tell.
-
-    If all clients were heard alike, it compares only the extremes with the limits. In nearly every look that
-    is all the work.
-    """
-    if law.alike is None:
-        return False
-    (own, shared), bound = law.alike, float(law.bounds.min()) / math.sqrt(law.alike[0])
-    squares, twice = inner.diagonal() / own, inner * (2 / own)
-    both = squares[:, None] + squares[None, :]
-    checked = [(squares, 1.0, bound)]
-    for pair, sign in ((both + twice, 1.0), (both - twice, -1.0)) if len(inner) > 1 else ():
-        np.fill_diagonal(pair, pair[0, 1])  # the diagonal is no pair
-        checked.append((pair, math.sqrt(max(2 * (1 + sign * shared / own), 0.0)), 2 * bound))
-    return all(
-        square.max() <= (high * scale + slack) ** 2 and square.min() >= max(low * scale - slack, 0.0) ** 2
-        for square, scale, slack in checked
-    )
+def _by_lengths(inner: Tensor, look: LookLimits, heard: Places, liars: int) -> dict[int, Expulsion]:
+    """Convict by lengths and by pairs; return expulsions by place."""
+    outside = _outside(inner, look)
+    found = {
+        int(i): Expulsion(
+            int(heard[i]),
+            "length",
+            float(outside.length[i, i]) / 2,  # that of the sum of a vector with itself
+            float(outside.limit[i, i]) / 2,
+            bool(outside.low[i, i]),
+        )
+        for i in np.flatnonzero(outside.by.diagonal() > 0)
+    }
+    return found | _by_pairs(outside, heard, found, liars)
 
 
 @dataclass(frozen=True)
 class _Outside:
-    """For every pair (m, m), the limit that it exceeds most.
+    """For every pair (m, m), the limit that it exceeds most; on the diagonal, for a vector added to itself.
 
     `by` is how far it is outside, relative to the upper limit, 0 if it is not; `length` and `limit` are what
     was measured and allowed, and `low` is 1 where the limit is a lower one.
@@ -177,20 +169,14 @@ class _Outside:
     low: Array
 
 
-def _pairs_outside(
-    unit: Array, scales: tuple[Array, Array], bound: Array, limits: tuple[float, float]
-) -> _Outside | None:
-    """Compare sums and differences of two clients with their limits; None if all are within."""
+def _outside(inner: Tensor, look: LookLimits) -> _Outside:
+    """Compare sums and differences of two clients with their limits."""
+    unit = inner * look.units
     both = unit.diagonal()[:, None] + unit.diagonal()[None, :]
-    slack = bound[:, None] + bound[None, :]
-    pairs = []
-    for sign, scale in zip((2.0, -2.0), scales, strict=True):
-        length = np.sqrt(np.maximum(both + sign * unit, 0.0))
-        pairs.append((length, limits[0] * scale - slack, limits[1] * scale + slack))
-    if all(bool((length <= upper).all() and (length >= lower).all()) for length, lower, upper in pairs):
-        return None
-    found = _Outside(*(np.zeros_like(unit) for _ in range(4)))
-    for length, lower, upper in pairs:
+    lengths = [(both + sign * unit).clamp(min=0.0).sqrt().numpy() for sign in (2.0, -2.0)]
+    least, most, nearest, furthest = look.limits.clamp(min=0.0).sqrt().numpy()
+    found = _Outside(*(np.zeros_like(least) for _ in range(4)))
+    for length, lower, upper in ((lengths[0], least, most), (lengths[1], nearest, furthest)):
         for low, limit in ((False, upper), (True, lower)):
             size = np.maximum(upper, 1e-300)  # on the diagonal of differences the upper limit may be 0
             by = (limit - length if low else length - limit) / size
@@ -201,24 +187,14 @@ def _pairs_outside(
 
 
 def _by_pairs(
-    unit: Array,
-    scales: tuple[Array, Array],
-    bound: Array,
-    limits: tuple[float, float],
-    heard: Any,
-    gone: Mapping[int, Expulsion],
-    liars: int,
+    outside: _Outside, heard: Places, gone: Mapping[int, Expulsion], liars: int
 ) -> dict[int, Expulsion]:
     """Convict by the lengths of sums and differences of two clients; `gone` are convicted already.
 
-    `unit` (m, m) is the Gram matrix of S_i/√K_ii, `scales` are `Law.pairs`, `bound` (m,) the bounds in the
-    same unit, `limits` χ_low and χ_high. Returns expulsions by place.
+    Returns expulsions by place.
     """
-    outside = _pairs_outside(unit, scales, bound, limits)
-    if outside is None:
-        return {}
     worst = outside.by
-    left = np.ones(len(unit), bool)
+    left = np.ones(len(worst), bool)
     left[list(gone)] = False
     edges = (worst > 0) & left[:, None] & left[None, :]
     np.fill_diagonal(edges, False)
@@ -245,25 +221,16 @@ def _by_pairs(
     return found
 
 
-def by_direction(
-    seen: Callable[[], Sequence[Direction]],
-    deviation: Array,
-    bound: Array,
-    heard: Any,
-    liars: int,
-    alarm: float,
-) -> dict[int, Expulsion]:
-    """Convict at most `liars` members by how far from the median they moved along a visible direction."""
+def _by_direction(seen: Directions, look: LookLimits, heard: Places) -> dict[int, Expulsion]:
+    """Convict at most as many as may lie by how far from the median they moved along a visible direction."""
     found: dict[int, Expulsion] = {}
-    m = len(heard)
-    if not liars or m < 2 * liars + 1:
+    liars = look.facts.liars
+    if not look.facts.telling or not len(seen):
         return found
-    high = float(scipy.special.ndtri(1 - alarm / (2 * m * (liars + 1))))
-    for direction in seen():
-        away, spread = from_the_middle(direction.along / deviation)
-        limits = high * spread + SLACK * bound
-        over = away - limits
+    away, limits = (part[0].numpy() for part in _reached(seen, look))
+    for far, most in zip(away, limits, strict=True):
+        over = far - most
         for i in np.argsort(-over)[:liars]:
             if over[i] > 0 and int(i) not in found and len(found) < liars:
-                found[int(i)] = Expulsion(int(heard[i]), "direction", float(away[i]), float(limits[i]))
+                found[int(i)] = Expulsion(int(heard[i]), "direction", float(far[i]), float(most[i]))
     return found

@@ -1,11 +1,5 @@
 """What is visible but proves nothing: the model is set right along directions that stand out of the noise.
 
-**Directions.** Whitened by the known covariance, K^(-½) S is an m × d matrix of independent standard
-Gaussians plus what the data and the liars added. The largest squared singular value of noise alone is about
-(√d + √m)² (the edge). A singular value above the edge belongs to a direction in which the clients together
-moved the model. The honest gradient is one; it stands out early because the members' mean has little noise.
-Liars who push together add another, or bend that one.
-
 **Correction.** In a single direction a robust mean costs very little. For every direction v above the edge,
 the members' moves ⟨S_i, v⟩ are sorted, a quarter is dropped at either end (more, if more may lie), and the
 model is moved along v to the mean of the rest. Before that, members who stand apart are left out of the move,
@@ -17,94 +11,40 @@ not single rounds. A direction found in noise is not exactly the true one, and w
 
 **Limits.** If a quarter or more may lie, the middle of the moves is no longer clearly the honest clients'. It
 is still better than a plain mean, but a robust rule does better, and its aggregate is then left alone.
-
-**Shrinkage.** Projections on a direction found in the same data are too long by a known factor: √λ is shrunk
-to √((λ−d−m)² − 4dm)/√λ, which is best in mean square (Gavish and Donoho, "Optimal shrinkage of singular
-values", 2017). The edge with its fluctuation is Johnstone's ("On the distribution of the largest eigenvalue
-in principal components analysis", 2001).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
+from trilemma.learning.defences.evidence.directions import (
+    BoundedGrams,
+    Directions,
+    among,
+    from_the_middle,
+    ranked,
+    visible,
+)
+from trilemma.learning.defences.evidence.limits import LookLimits
 from trilemma.learning.steps.trace import Array, Law
-
-QUARTILES = 2 * 0.6744897501960817
-"""Distance between the quartiles of a Gaussian, in standard deviations."""
 
 FALSELY = 0.2
 """The expected share of honest members among those left out because they stand apart, at most."""
 
-SURE = 3.2724
-"""The 0.999 quantile of the Tracy–Widom law of order 1."""
-
-
-def edge(members: int, dim: int) -> float:
-    """Return the 0.999 quantile of the top eigenvalue of the Gram matrix of white noise (members, dim).
-
-    >>> round(edge(100, 1290), 1)
-    2182.7
-    """
-    inner, outer = math.sqrt(max(dim - 1, 1)), math.sqrt(members)
-    spread = (inner + outer) * math.cbrt(1 / inner + 1 / outer)
-    return (inner + outer) ** 2 + SURE * spread
-
-
-@dataclass(frozen=True)
-class Direction:
-    """A direction above the edge: the unit vector v = Sᵀ mix.
-
-    `mix` is (m,); `along` = S v (m,) are the members' moves along it; `shrunk` is the factor by which moves
-    along it are shrunk, because v was found in the same noise.
-    """
-
-    mix: Array
-    along: Array
-    shrunk: float
-
-
-def visible(gram: Array, law: Law, most: int) -> list[Direction]:
-    """Return the directions that stand out of the noise, at most `most`, the largest eigenvalue first.
-
-    `gram` (m, m) is the Gram matrix of the sums; all m members must have sent something.
-    """
-    m, d = len(gram), law.dim
-    top, x = above(law.white(gram), edge(m, d))
-    found = []
-    for k in range(len(top) - 1, max(len(top) - 1 - most, -1), -1):
-        mix = law.whitening @ x[:, k] / math.sqrt(top[k])
-        shrunk = math.sqrt(max((top[k] - d - m) ** 2 - 4 * d * m, 0.0)) / top[k]
-        found.append(Direction(mix, gram @ mix, shrunk))
-    return found
-
-
-def above(white: Array, least: float) -> tuple[Array, Array]:
-    """Return the eigenvalues (k,) above `least` in rising order, and their eigenvectors (m, k)."""
-    m = len(white)
-    # If least · I − white has a Cholesky factor, no eigenvalue is above `least`. This test takes a fifth of
-    # the time of an eigendecomposition.
-    below = -white.T
-    below.flat[:: m + 1] += least
-    if scipy.linalg.lapack.dpotrf(below, lower=1, overwrite_a=1)[1] == 0:
-        return np.zeros(0), np.zeros((m, 0))
-    values, vectors = scipy.linalg.eigh(white, subset_by_value=(least, np.inf), check_finite=False)
-    return values, vectors
+UNUSED = 0.5
+"""An alarm where nobody is convicted."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """How a move is set right: it becomes kept · move + Sᵀ mix, with `mix` (m,); `aside` are left out."""
+    """How a move is set right: it becomes kept · move + Sᵀ mix, with `mix` (m,)."""
 
     kept: float
     mix: Array
-    aside: tuple[int, ...] = ()
 
 
 def worth_correcting(members: int, liars: int, robust: bool) -> bool:
@@ -127,7 +67,7 @@ def correct(
     liars: int,
     shares: Array | None = None,
     parts: Array | None = None,
-    seen: Sequence[Direction] | None = None,
+    seen: Directions | None = None,
 ) -> Correction:
     """Return how the model's move is set right; if no direction is above the edge, it stays as it is.
 
@@ -136,59 +76,144 @@ def correct(
     round; None: all 1. `parts` (m,) are the members' shares in the move; None: nobody is left out. `seen` are
     the visible directions of the members that sent something; None: they are computed.
     """
-    heard = law.heard
-    kept, mix = 1.0, np.zeros(len(gram))
-    aside: list[int] = []
+    heard, mix = law.heard, np.zeros(len(gram))
     if len(heard) < 2 * liars + 1 or not liars:
-        return Correction(kept, mix)
-    whole = np.ones(len(gram)) if shares is None else shares
-    if seen is None:
-        seen = visible(gram[np.ix_(heard, heard)], law.select(heard), liars + 1)
-    while seen and parts is not None and len(aside) < liars:
-        apart = _apart(seen, law.select(heard), liars - len(aside))
-        if not len(apart):
-            break
-        aside += heard[apart].tolist()
-        heard = np.delete(heard, apart)
-        seen = visible(gram[np.ix_(heard, heard)], law.select(heard), liars - len(aside) + 1)
-    if aside and parts is not None:
-        kept = 1 / max(1 - float(parts[aside].sum()), 1e-9)
-        mix[aside] = -kept * parts[aside]
-        moved = kept * moved + gram @ mix
-    m = len(heard)
-    trimmed = min(max(liars - len(aside), m // 4), (m - 1) // 2)
-    for found in seen:
-        middle = np.sort(found.along * whole[heard])[trimmed : m - trimmed].mean()
-        gap = middle - float(moved[heard] @ found.mix)
-        mix[heard] += found.shrunk * gap * found.mix
-    return Correction(kept, mix, tuple(sorted(aside)))
+        return Correction(1.0, mix)
+    known, here = law.select(heard), np.ix_(heard, heard)
+    look = LookLimits.of(known, liars, UNUSED, np.ones(len(heard)) if shares is None else shares[heard])
+    grams, own = torch.from_numpy(gram[here])[None], torch.from_numpy(moved[heard])[None]
+    seen = visible(grams[None], [look])[0] if seen is None else seen
+    counted, taken = None, None
+    if parts is not None:
+        taken = torch.from_numpy(parts[heard])[None]
+        seen, counted = left_out(grams, look, seen)
+    found = corrected(grams, own, look, seen, taken, counted)
+    mix[heard] = found.mix[0].numpy()
+    return Correction(float(found.kept[0]), mix)
 
 
-def from_the_middle(along: Array) -> tuple[Array, float]:
-    """Return the distances of moves (m,) from their median, and their standard deviation, at least 1.
+@dataclass(frozen=True)
+class Corrections:
+    """How B moves are set right: each becomes kept · move + Sᵀ mix, with `kept` (B,) and `mix` (B, m)."""
 
-    The standard deviation is that of a Gaussian with the same quartiles.
+    kept: Tensor
+    mix: Tensor
 
-    >>> away, spread = from_the_middle(np.array([0.0, 1.0, 2.0, 3.0, 9.0]))
-    >>> away.tolist(), round(spread, 2)
-    ([2.0, 1.0, 0.0, 1.0, 7.0], 1.48)
+
+def corrected(
+    grams: Tensor,
+    moved: Tensor,
+    look: LookLimits,
+    seen: Directions,
+    parts: Tensor | None = None,
+    counted: Tensor | None = None,
+) -> Corrections:
+    """Return how B moves are set right: see `correct`.
+
+    `moved` and `parts` are (B, m). Where members were left out, `seen` and `counted` (B, m) are what
+    `left_out` returned; `counted` None: nobody was.
     """
-    low, middle, up = np.quantile(along, (0.25, 0.5, 0.75))
-    return np.abs(along - middle), max(1.0, float(up - low) / QUARTILES)
+    m, liars = grams.shape[1], look.facts.liars
+    kept, mix = moved.new_ones(len(moved)), torch.zeros_like(moved)
+    if not corrects(look, seen):
+        return Corrections(kept, mix)
+    if counted is not None and parts is not None:
+        out = parts * ~counted
+        kept = 1 / (1 - out.sum(1)).clamp(min=1e-9)
+        mix = -kept[:, None] * out
+        moved = kept[:, None] * moved + (grams @ mix[..., None])[..., 0]
+    size = torch.full_like(kept, m, dtype=torch.long) if counted is None else counted.sum(1)
+    trimmed = torch.minimum((size // 4).clamp(min=liars - (m - size)), (size - 1) // 2)[:, None, None]
+    place = torch.arange(m, device=grams.device)
+    middle = (place >= trimmed) & (place < size[:, None, None] - trimmed)
+    inside = torch.where(middle, ranked(seen.along * look.shares, counted), 0.0).sum(2)
+    gap = inside / middle.sum(2) - (seen.mix @ moved[..., None])[..., 0]
+    return Corrections(kept, mix + ((seen.shrunk * gap)[:, None] @ seen.mix)[:, 0])
 
 
-def _apart(seen: Sequence[Direction], law: Law, most: int) -> NDArray[np.int64]:
-    """Return the places of at most `most` members who stand apart along visible directions.
+def corrects(look: LookLimits, seen: Directions) -> bool:
+    """Tell whether a look sets moves right and any direction is seen."""
+    return look.facts.corrects and len(seen) > 0
 
-    Several members who stand slightly apart are stronger evidence than one. So the j members with the
-    smallest tail probabilities are taken, for the largest j with p_(j) ≤ FALSELY · j/m (Benjamini and
-    Hochberg 1995).
+
+def left_out(
+    grams: Tensor, look: LookLimits, seen: Directions, bounded: BoundedGrams | None = None
+) -> tuple[Directions, Tensor | None]:
+    """Leave out members who stand apart, repeatedly; return the directions then seen, and a mask (B, m).
+
+    `seen` are the visible directions of all members. The mask says who is still counted; None: all members of
+    all B.
     """
-    apart = np.zeros(len(law.deviation))
-    for found in seen:
-        away, spread = from_the_middle(found.along / law.deviation)
-        apart = np.maximum(apart, away / spread)
-    order = np.argsort(-apart)
-    tails = 2 * len(seen) * scipy.special.ndtr(-apart[order])
-    few = np.flatnonzero(tails <= FALSELY * np.arange(1, len(order) + 1) / len(order))
-    return order[: min(most, int(few[-1]) + 1 if len(few) else 0)]
+    if not corrects(look, seen):
+        return seen, None
+    m, liars, times = grams.shape[1], look.facts.liars, 0
+    counted = torch.ones(grams.shape[:2], dtype=torch.bool, device=grams.device)
+    place = torch.arange(1, m + 1, device=grams.device)
+    going = seen.there.any(1)  # where the loop goes on
+    while True:
+        away, scale = from_the_middle(seen.along / look.deviation, counted if times else None)
+        score = (away / scale * seen.there[..., None]).amax(1).masked_fill(~counted, -torch.inf)
+        falling, order = score.sort(1, descending=True)
+        size = counted.sum(1, keepdim=True)
+        tails = 2 * seen.there.sum(1, keepdim=True) * torch.special.ndtr(-falling)
+        few = (tails <= FALSELY * place / size) & (place <= size)
+        last = (few * place).amax(1, keepdim=True)
+        going = going & (last[:, 0] > 0)
+        leave = torch.zeros_like(counted).scatter(1, order, place <= last.clamp(max=liars - m + size))
+        if bounded is None and not bool(going.any()):
+            return seen, counted if times else None
+        if bounded is not None and times == bounded.left_out:
+            bounded.going_on.append(going)
+            return seen, counted
+        counted = counted & ~(leave & going[:, None])
+        times += 1
+        seen = _seen_again(grams, look, seen, counted, going, bounded)
+        going = going & seen.there.any(1) & (m - counted.sum(1) < liars)
+
+
+def _seen_again(
+    grams: Tensor,
+    look: LookLimits,
+    seen: Directions,
+    counted: Tensor,
+    going: Tensor,
+    bounded: BoundedGrams | None,
+) -> Directions:
+    """Return the directions among counted members (B, m) where `going` (B,) is true, elsewhere `seen`."""
+    m, liars = grams.shape[1], look.facts.liars
+    if bounded is None:
+        places = torch.nonzero(going)[:, 0]
+        grams, counted = grams[places], counted[places]
+    members = counted.sum(1)
+    whiten, most = _whitening(look, counted), liars - m + members + 1
+    again = among(
+        grams,
+        whiten @ grams @ whiten,
+        whiten,
+        look.sizes[members, 0],
+        look.facts.dim,
+        members,
+        most,
+        liars,
+        bounded,
+    )
+    if bounded is None:
+        return seen.replaced(places, again)
+    bounded.going_on.append(bounded.going_on.pop() & going)
+    return seen.where(going, again)
+
+
+def _whitening(look: LookLimits, counted: Tensor) -> Tensor:
+    """Return K^(-½) (B, m, m) of the counted members, zero in the rows and columns of the others."""
+    if look.facts.alike:
+        mask, size = counted.double(), counted.sum(1)
+        across, along = look.sizes[size, 1:].unbind(1)
+        common = ((along - across) / size)[:, None, None] * mask[:, None]
+        return torch.diag_embed(across[:, None] * mask) + common * mask[:, :, None]
+    assert look.law is not None
+    kinds, which = np.unique(counted.cpu().numpy(), axis=0, return_inverse=True)
+    found = np.zeros((len(kinds), *look.law.covariance.shape))
+    for one, kind in zip(found, kinds, strict=True):
+        rows = np.flatnonzero(kind)
+        one[np.ix_(rows, rows)] = look.law.select(rows).whitening
+    return torch.from_numpy(found[which.ravel()]).to(counted.device)

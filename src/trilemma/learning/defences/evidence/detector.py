@@ -27,14 +27,10 @@ from torch import Tensor
 from trilemma.aggregation import Chain
 from trilemma.aggregation.mean import Mean
 from trilemma.learning.defences.evidence.conviction import Expulsion, clients_of, convict, proved
-from trilemma.learning.defences.evidence.correction import (
-    Correction,
-    Direction,
-    correct,
-    visible,
-    worth_correcting,
-)
+from trilemma.learning.defences.evidence.correction import UNUSED, Correction, correct, worth_correcting
+from trilemma.learning.defences.evidence.directions import Directions, visible
 from trilemma.learning.defences.evidence.history import ClientHistory, added
+from trilemma.learning.defences.evidence.limits import LookLimits
 from trilemma.learning.defences.evidence.schedule import looks
 from trilemma.learning.defences.evidence.spare import Spare
 from trilemma.learning.defences.stage import lessened
@@ -55,17 +51,18 @@ class Look:
     rows: Places
     gram: Array
     law: Law
-    _seen: dict[int, list[Direction]] = field(default_factory=dict, repr=False, compare=False)
+    _seen: dict[int, Directions] = field(default_factory=dict, repr=False, compare=False)
     _convicted: dict[tuple[int, float], list[Expulsion]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
-    def seen(self, liars: int) -> list[Direction]:
+    def seen(self, liars: int) -> Directions:
         """Return the directions that stand out, among clients that sent something; computed once."""
         if liars not in self._seen:
             heard = self.law.heard
-            gram = self.gram if len(heard) == len(self.gram) else self.gram[np.ix_(heard, heard)]
-            self._seen[liars] = visible(gram, self.law.select(heard), liars + 1) if len(heard) else []
+            gram = torch.from_numpy(self.gram[np.ix_(heard, heard)])[None, None]
+            look = LookLimits.of(self.law.select(heard), liars, UNUSED) if len(heard) else None
+            self._seen[liars] = Directions.none(1, 0) if look is None else visible(gram, [look])[0]
         return self._seen[liars]
 
     def convicted(self, liars: int, alarm: float) -> list[Expulsion]:
@@ -212,9 +209,9 @@ class Detector:
         q, undone = combined(before.sums, weights), torch.zeros_like(before.moved)
         # All of the move but the part of the members who stay: q, and what corrections added.
         excess = before.moved - combined(before.sums, np.where(before.members.numpy(), shares - weights, 0.0))
-        for direction in sums.seen(self.liars(history)):
+        for direction in sums.seen(self.liars(history)).mix[0].numpy():
             mix = np.zeros(len(history.sums))
-            mix[sums.rows[sums.law.heard]] = direction.mix
+            mix[sums.rows[sums.law.heard]] = direction
             v = combined(history.sums, mix)  # of length 1
             undone, q = undone + (v @ excess) * v, q - (v @ q) * v
         square = float(q @ q)
@@ -260,7 +257,7 @@ class Detector:
         round's release in the vectors looked at; by them, clients not heard in every round are scaled up.
         """
         liars = self.liars(history)
-        seen = look.seen(liars) if self.able(len(look.law.heard), history) else []
+        seen = look.seen(liars) if self.able(len(look.law.heard), history) else None
         if not seen:
             return Correction(1.0, np.zeros(len(look.gram)))
         known = None if parts is None else parts()

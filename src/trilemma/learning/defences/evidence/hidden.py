@@ -33,8 +33,7 @@ import math
 from dataclasses import dataclass
 
 from trilemma.base.errors import UserError
-from trilemma.learning.defences.evidence.conviction import lengths
-from trilemma.learning.defences.evidence.correction import edge
+from trilemma.learning.defences.evidence.limits import edge, lengths
 from trilemma.learning.defences.evidence.schedule import looks
 from trilemma.privacy.threats.covariance import agreed_graph
 from trilemma.privacy.types import SMALLEST, NoiseLaw

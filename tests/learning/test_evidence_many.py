@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from trilemma.learning.defences.evidence import convict, correct
-from trilemma.learning.defences.evidence.correction import visible
+from trilemma.learning.defences.evidence.conviction import apart, improbable
+from trilemma.learning.defences.evidence.correction import corrected, left_out
+from trilemma.learning.defences.evidence.directions import BoundedGrams, peeled, visible
+from trilemma.learning.defences.evidence.limits import LookLimits
 from trilemma.learning.steps.trace import Law
-from trilemma_lab.adversary import many
 
 LIARS, ALARM, DIM = 4, 1e-3, 80
 NEEDED = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -45,20 +47,20 @@ def test_many_are_judged_and_set_right_as_one_is(alike: bool, device: str) -> No
     given = grams(members, known, 40)
     shares = 1.0 + 0.1 * rng.random(members)
     moved, parts = rng.standard_normal((40, members)), rng.random((40, members)) / members
-    look = many.ManyLook.of(known, LIARS, ALARM, shares, None, torch.device(device))
+    look = LookLimits.of(known, LIARS, ALARM, shares, None, torch.device(device))
     there = given.to(device)[None]
-    seen = many.visible(there, [look])
-    expelled = (many.improbable(there, [look])[0] | many.apart(seen[0], look)).cpu()
-    aside, set_right, left_out = 0, 0, [False, True]
-    for known_parts in left_out:
+    seen = visible(there, [look])
+    expelled = (improbable(there, [look])[0] | apart(seen[0], look)).cpu()
+    aside, set_right = 0, 0
+    for known_parts in (False, True):
         shown = torch.from_numpy(parts).to(device) if known_parts else None
-        left, counted = (seen[0], None) if shown is None else many.left_out(there[0], look, seen[0])
-        found = many.correct(there[0], torch.from_numpy(moved).to(device), look, left, shown, counted)
+        left, counted = (seen[0], None) if shown is None else left_out(there[0], look, seen[0])
+        found = corrected(there[0], torch.from_numpy(moved).to(device), look, left, shown, counted)
         for place, gram in enumerate(given.numpy()):
             one = correct(gram, moved[place], known, LIARS, shares, parts[place] if known_parts else None)
             assert float(found.kept[place]) == pytest.approx(one.kept, rel=1e-6)
             assert found.mix[place].cpu().numpy() == pytest.approx(one.mix, rel=1e-5, abs=1e-8)
-            aside, set_right = aside + len(one.aside), set_right + bool(one.mix.any())
+            aside, set_right = aside + (one.kept != 1.0), set_right + bool(one.mix.any())
     assert expelled.tolist() == [bool(convict(gram, known, LIARS, ALARM)) for gram in given.numpy()]
     assert 0 < int(expelled.sum()) < 40
     assert aside > 10
@@ -72,7 +74,7 @@ def test_what_is_found_by_squaring_one_after_the_other_is_what_a_decomposition_f
         torch.linalg.eigvalsh(white)[:, -2].mean()
     )
     for most in (1, 3):
-        values, vectors = many.peeled(white, edges, most)
+        values, vectors = peeled(white, edges, most)
         for place in range(30):
             top, across = torch.linalg.eigh(white[place])
             wanted = [k for k in range(23, 23 - most, -1) if top[k] > edges[place]]
@@ -86,18 +88,18 @@ def test_what_is_found_by_squaring_one_after_the_other_is_what_a_decomposition_f
 @pytest.mark.parametrize("count", [0, 3])
 def test_who_asks_for_no_direction_gets_none_also_where_steps_are_bounded(count: int) -> None:
     white, edges = torch.eye(4, dtype=torch.float64).expand(count, 4, 4), torch.full((count,), 0.5)
-    bounded = many.BoundedGrams(directions=2, left_out=1)
+    bounded = BoundedGrams(directions=2, left_out=1)
     for asked in (None, bounded):
-        values, vectors = many.peeled(white, edges, 0, asked)
+        values, vectors = peeled(white, edges, 0, asked)
         assert (values.shape, vectors.shape) == ((count, 0), (count, 0, 4))
     assert [going.tolist() for going in bounded.going_on] == [[False] * count]
 
 
-def test_nothing_is_looked_for_where_half_may_lie() -> None:
+def test_nothing_is_made_of_directions_where_half_may_lie() -> None:
     """However clearly something stands out: the middle may be the liars'."""
     known = law(6, alike=True)
-    look = many.ManyLook.of(known, 3, ALARM, None, None, torch.device("cpu"))
-    given = grams(6, known, 5)
-    assert any(visible(one, known, 1) for one in given.numpy())
+    look, given = LookLimits.of(known, 3, ALARM), grams(6, known, 5)
+    [seen] = visible(given[None], [look])
+    assert bool(seen.there.any())
+    assert not bool(apart(seen, look).any())
     assert not any(correct(one, np.ones(6), known, 3).mix.any() for one in given.numpy())
-    assert many.visible(given[None], [look])[0].there.shape == (5, 0)

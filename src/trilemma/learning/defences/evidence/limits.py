@@ -1,6 +1,7 @@
-"""The limits that many Gram matrices of one round are tested against, on the device where these lie.
+"""The limits that Gram matrices of one round are tested against, on the device where these lie.
 
-The limits change from round to round and are copied to the device in one piece: a dozen small copies would
+A defended server tests one Gram matrix a look, on its host. Liars who foresee what it does with hundreds of
+lies test as many, perhaps on a GPU; the limits are then copied there in one piece: a dozen small copies would
 take longer than all the work on them.
 """
 
@@ -16,9 +17,40 @@ import torch
 from torch import Tensor
 
 from trilemma.base.transfers import to_the_device
-from trilemma.learning.defences.evidence.conviction import SLACK, lengths
-from trilemma.learning.defences.evidence.correction import edge
-from trilemma.learning.steps.trace import Array, Law, Places, whitened
+from trilemma.learning.steps.trace import Array, Law, whitened
+
+SLACK = 2.0
+"""How far apart two honest contributions may lie along a direction, in multiples of the bound."""
+
+SURE = 3.2724
+"""The 0.999 quantile of the Tracy–Widom law of order 1."""
+
+
+@cache
+def lengths(dim: int, alarm: float) -> tuple[float, float]:
+    """Return χ_low and χ_high, for standard Gaussian vectors of `dim` numbers.
+
+    Such a vector is shorter than χ_low with probability `alarm`, and longer than χ_high with the same.
+
+    >>> low, high = lengths(100, 1e-6)
+    >>> round(low, 2), round(high, 2)
+    (6.82, 13.5)
+    """
+    half = dim / 2
+    low, high = scipy.special.gammaincinv(half, alarm), scipy.special.gammainccinv(half, alarm)
+    return math.sqrt(2 * low), math.sqrt(2 * high)
+
+
+@cache
+def edge(members: int, dim: int) -> float:
+    """Return the 0.999 quantile of the top eigenvalue of the Gram matrix of white noise (members, dim).
+
+    >>> round(edge(100, 1290), 1)
+    2182.7
+    """
+    inner, outer = math.sqrt(max(dim - 1, 1)), math.sqrt(members)
+    spread = (inner + outer) * math.cbrt(1 / inner + 1 / outer)
+    return (inner + outer) ** 2 + SURE * spread
 
 
 @dataclass(frozen=True)
@@ -58,7 +90,7 @@ class LookFacts:
 
 
 @dataclass(frozen=True, eq=False)
-class ManyLook:
+class LookLimits:
     """A look at the vectors of m clients that have all sent something: all that does not depend on a lie.
 
     Attributes:
@@ -79,14 +111,15 @@ class ManyLook:
         law: Law,
         liars: int,
         alarm: float,
-        shares: Array | None,
-        rows: Tensor | None,
-        device: torch.device,
-    ) -> ManyLook:
-        """Return the look at m clients with this law, of whom at most `liars` lie, on a device.
+        shares: Array | None = None,
+        rows: Tensor | None = None,
+        device: torch.device | None = None,
+    ) -> LookLimits:
+        """Return the look at m clients with this law, of whom at most `liars` lie.
 
         Honest clients are expelled with probability at most `alarm`. `shares` (m,) scale up the moves of
         clients that were not heard in every round; None: nothing is set right by this look.
+        `device` None: the host.
         """
         m = len(law.bounds)
         facts = LookFacts(m, law.dim, liars, law.alike is not None and m > 1, shares is not None)
@@ -101,9 +134,9 @@ class ManyLook:
         }
         if not facts.alike:
             parts["units"] = 1.0 / np.outer(law.deviation, law.deviation)
-            parts["whitening"] = law.whitening if facts.telling else np.zeros((m, m))
+            parts["whitening"] = law.whitening
         packed = np.concatenate([parts[name].ravel() for name in facts.shapes])
-        return cls(facts, to_the_device(packed, device), rows, law)
+        return cls(facts, to_the_device(packed, device or torch.device("cpu")), rows, law)
 
     @cached_property
     def _parts(self) -> dict[str, Tensor]:
@@ -154,6 +187,18 @@ class ManyLook:
         found: Tensor = across * self._own + (along - across) / self.facts.members
         return found
 
+    def white(self, grams: Tensor) -> Tensor:
+        """Return K^(-½) `grams` K^(-½) (B, m, m), the Gram matrices of whitened vectors.
+
+        On a processor without matrix products, if all members are alike.
+        """
+        if grams.is_cuda or not self.facts.alike:
+            return self.whitening @ grams @ self.whitening
+        across, along = self.sizes[-1, 1:].unbind()
+        more = (along - across) / self.facts.members
+        left = across * grams + more * grams.sum(1, keepdim=True)
+        return across * left + more * left.sum(2, keepdim=True)
+
     @property
     def shares(self) -> Tensor:
         """The factors (m,) that scale up the moves of clients not heard in every round."""
@@ -186,21 +231,9 @@ def _reach(law: Law, liars: int, alarm: float) -> Array:
 
 
 def _sizes(law: Law, liars: int) -> Array:
-    """Return `ManyLook.sizes`, filled from m − liars members on: no more than `liars` are ever left out."""
+    """Return `LookLimits.sizes`, filled from m − liars members on: no more than `liars` are ever left out."""
     members, (own, shared) = len(law.bounds), law.alike or (1.0, 0.0)
     found = np.ones((members + 1, 3))
     for count in range(max(1, members - liars), members + 1):
-        found[count] = (_edge(count, law.dim), *whitened(own, shared, count))
+        found[count] = (edge(count, law.dim), *whitened(own, shared, count))
     return found
-
-
-_edge = cache(edge)
-
-
-def rows_of(rows: Places, count: int, device: torch.device) -> Tensor | None:
-    """Return `rows` on the device; None if they are all of the `count` vectors.
-
-    >>> rows_of(np.arange(3), 3, torch.device("cpu")), rows_of(np.arange(2), 3, torch.device("cpu"))
-    (None, tensor([0, 1]))
-    """
-    return None if len(rows) == count else to_the_device(rows, device)
