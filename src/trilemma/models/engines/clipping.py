@@ -104,9 +104,9 @@ class Lengths:
     @staticmethod
     def formed(value: Tensor) -> Lengths:
         """Of gradients (k, b, …) that are summed as they are."""
-        return Lengths.exactly(
-            lengths_of_rows(value.flatten(2) if value.dim() > 3 else value.view(*value.shape[:2], -1))
-        )
+        if value.dim() != 3:
+            value = value.flatten(2) if value.dim() > 3 else value.unsqueeze(2)
+        return Lengths.exactly(lengths_of_rows(value))
 
     @staticmethod
     def exactly(norms: Tensor) -> Lengths:

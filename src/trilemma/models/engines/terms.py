@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import torch
@@ -40,7 +40,7 @@ WORKSPACE = {"cpu": 16 << 20, "cuda": 512 << 20}
 WIDTH = 1024
 """How many numbers of an inner product are added up in single precision."""
 
-TABLE = 256
+TABLE = 192
 """How many numbers a gradient has that is formed and kept, whatever its factors take."""
 
 TINY = 2.0**-126
@@ -74,13 +74,19 @@ def shortens() -> bool:
 
 def gram(rows: Tensor) -> Tensor:
     """Return ⟨x_p, x_q⟩ (u, P, P) of (u, P, m); long rows in parts that are added up in double precision."""
-    parts = torch.split(rows, WIDTH, dim=2)
-    if len(parts) == 1:
+    if rows.shape[2] <= WIDTH:
         return torch.bmm(rows, rows.mT)
     total = rows.new_zeros(*rows.shape[:2], rows.shape[1], dtype=torch.float64)
-    for part in parts:
+    for part in torch.split(rows, WIDTH, dim=2):
         total += torch.bmm(part, part.mT)
     return total
+
+
+@lru_cache(maxsize=1024)
+def _margins(positions: int, m: int, n: int, unit: float, short: bool) -> tuple[float, float]:
+    """Return what squares on the diagonal are multiplied by, and the share of S² that is added."""
+    above = (1 + SHORT * short) ** 2 * (1 + gamma(max(m, n) + 4, unit))
+    return above, gamma(min(m, WIDTH) + min(n, WIDTH) + 3, unit) + gamma(positions**2 + m + n, DOUBLE)
 
 
 class Term(Protocol):
@@ -209,9 +215,7 @@ class Product:
         the square of what a gradient loses.
         """
         positions, m, n = self.left.shape[2], self.left.shape[3], self.right.shape[3]
-        unit = unit_of(self.left)
-        above = (1 + SHORT * shortens()) ** 2 * (1 + gamma(max(m, n) + 4, unit))
-        share = gamma(min(m, WIDTH) + min(n, WIDTH) + 3, unit) + gamma(positions**2 + m + n, DOUBLE)
+        above, share = _margins(positions, m, n, unit_of(self.left), shortens())
         found = []
         for left, right in self._split(8 * positions**2):
             one, other = gram(left), gram(right)
@@ -234,6 +238,8 @@ class Product:
         """Yield some examples' left and right at a time, where one of them takes `each` bytes."""
         step = max(1, WORKSPACE["cuda" if self.left.is_cuda else "cpu"] // each)
         left, right = self.left.flatten(0, 1), self.right.flatten(0, 1)
+        if len(left) <= step:
+            return iter([(left, right)])
         return zip(torch.split(left, step), torch.split(right, step), strict=True)
 
     @property
@@ -388,6 +394,8 @@ def lengths_of(terms: Sequence[Term]) -> Lengths:
         squares = torch.stack([*(one.norms.square() for one in each), *cross]).sum(0) + errors
     else:
         formed = torch.stack([term.formed().double() for term in terms]).sum(0)
-        errors = torch.stack([mass * 0.0 + term.error() for term in terms]).sum(0)
-        squares = (lengths_of_rows(formed.flatten(2)) + errors).square()
+        norms = lengths_of_rows(formed.flatten(2))
+        for term in terms:
+            norms = norms + term.error()
+        squares = norms.square()
     return Lengths.bounded(squares, mass, positions)

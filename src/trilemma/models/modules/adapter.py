@@ -155,10 +155,13 @@ def _one(loss: Loss) -> Loss:
 
 
 def _many(loss: Loss) -> Loss | None:
-    """Return the losses of a batch's examples where the loss can be had without its mean, else None."""
+    """Return the losses of a batch's examples where torch's own code has them, else None."""
     kinds = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCEWithLogitsLoss, nn.CrossEntropyLoss)
     if not isinstance(loss, kinds) or type(loss) not in kinds or loss.reduction != "mean":
         return None
+    own = vars(loss)
+    if own.keys() - vars(type(loss)()) or any(own[name] for name in own if "_hooks" in name):
+        return None  # a forward pass of its own, or hooks: not torch's code alone
     single: nn.modules.loss._Loss = copy.deepcopy(loss)
     single.reduction = "none"
     one = _one(loss)
@@ -167,7 +170,7 @@ def _many(loss: Loss) -> Loss | None:
         if isinstance(single, nn.CrossEntropyLoss) and targets.dim() != 1:
             # Positions to be ignored do not count in an example's mean.
             return vmap(one)(outputs.unsqueeze(1), targets.unsqueeze(1))
-        found: Tensor = single(outputs, targets)
+        found: Tensor = type(single).forward(single, outputs, targets)
         return found if found.dim() == 1 else found.flatten(1).mean(1)
 
     return many

@@ -7,13 +7,14 @@ operations, for nothing in them depends on data; one whose tensors come out in o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
+from trilemma.models.modules.frame import Watched
 from trilemma.models.modules.owners import NotFlat, Owners, rows_of
 
 
@@ -79,32 +80,27 @@ class FlatFrame:
         """Return the values as (k, b, …)."""
         return self._split(tensor.detach(), self.layout(tensor))
 
-    def watch(self, output: Tensor, receive: Callable[[Tensor], None], copy: bool) -> Tensor:
-        """Return `output`, such that the backward pass gives its gradient (k, b, …) to `receive`."""
+    def watch(self, output: Tensor, copy: bool) -> tuple[Tensor, Watched | None]:
+        """Return `output` and where its gradient will be, if something goes back."""
         with torch._C._DisableTorchDispatch():  # what happens here mixes nothing
-            return self._watch(output, self.layout(output), receive, copy)
+            return self._watch(output, self.layout(output), copy)
 
-    def _watch(
-        self, output: Tensor, layout: FlatLayout, receive: Callable[[Tensor], None], copy: bool
-    ) -> Tensor:
+    def _watch(self, output: Tensor, layout: FlatLayout, copy: bool) -> tuple[Tensor, Watched | None]:
         if layout.axis is None:
             # As broadcasting does: every example has its own from here on.
             each = output if output.dim() and output.shape[0] == 1 else output.unsqueeze(0)
             output = each + self.anchor.view(-1, *[1] * (each.dim() - 1)).to(output.dtype)
             layout = FlatLayout(0, 1, 1, tuple(each.shape))
-        elif copy or not output.requires_grad:
+        elif copy or (self.owners is not None and not output.requires_grad):
             output = output + self.anchor.sum().to(output.dtype)
+        elif not output.requires_grad:
+            output.requires_grad_()
         if self.owners is not None:
             # What was nobody's is an example's now: whoever else used it would be seen.
             one = self.numbers.view(-1, *[1] * len(layout.shape)).expand(-1, *layout.shape)
             self.owners.mark(output, layout.together(one))
-            return output
-
-        def hook(grad: Tensor) -> None:
-            receive(self._split(grad, layout))
-
-        output.register_hook(hook)  # type: ignore[no-untyped-call]
-        return output
+            return output, None
+        return output, Watched(get_gradient_edge(output), lambda grad: self._split(grad, layout))
 
     def layout(self, tensor: Tensor) -> FlatLayout:
         """Return where the examples lie in a tensor that is read or written next."""

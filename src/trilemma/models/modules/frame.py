@@ -12,6 +12,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 from torch._C import _functorch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Where the gradient of an output is on the way back, and what makes (k, b, …) of it."""
+
+    edge: GradientEdge
+    apart: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,8 +50,8 @@ class CallFrame:
                 moved = moved.expand(*moved.shape[:position], size, *moved.shape[position + 1 :])
         return moved if len(self.shape) == 2 else moved.unsqueeze(1)
 
-    def watch(self, output: Tensor, receive: Callable[[Tensor], None], copy: bool) -> Tensor:
-        """Return `output`, such that the backward pass gives its gradient (k, b, …) to `receive`.
+    def watch(self, output: Tensor, copy: bool) -> tuple[Tensor, Watched]:
+        """Return `output` and where its gradient will be.
 
         A `copy` is needed where the module changes it in place: a view would lose its place in the graph.
         """
@@ -51,13 +60,9 @@ class CallFrame:
             output = output + self.anchor.to(output.dtype)
             inside, axes = _axes(output)
         mover = self._mover(axes)
-
-        def hook(grad: Tensor) -> None:
-            moved = mover(grad)
-            receive(moved if len(self.shape) == 2 else moved.unsqueeze(1))
-
-        inside.register_hook(hook)  # type: ignore[no-untyped-call]
-        return output
+        one_by_one = len(self.shape) == 2
+        apart = mover if one_by_one else lambda grad: mover(grad).unsqueeze(1)
+        return output, Watched(get_gradient_edge(inside), apart)
 
     def _mover(self, axes: dict[int, int]) -> Callable[[Tensor], Tensor]:
         """Return what moves the hidden axes of a plain tensor to the front."""

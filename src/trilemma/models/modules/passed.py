@@ -35,8 +35,7 @@ class ModulePass:
     def lengths(self) -> Lengths:
         """See `Pass`."""
         each = [lengths_of(terms) for parts in self.terms.values() for terms in parts.values()]
-        nothing = Lengths.formed(self.loss.new_zeros(*self.shape, 1))
-        return Lengths.together(each) if each else nothing
+        return Lengths.together(each or [Lengths.exactly(self.loss.new_zeros(self.shape).double())])
 
     def write(self, out: Mapping[str, Tensor], factor: Tensor | None) -> None:
         """See `Pass`."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 from operator import is_
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from trilemma.models.modules.normalisations import MixesExamples
 from trilemma.models.modules.owners import NormalisedTogether, NotFlat, Owners
 from trilemma.models.modules.passed import ModulePass, Rows, collect
 from trilemma.models.modules.randomness import Draws, seeds_of
-from trilemma.models.modules.recorder import Log, Part, Recorder, Slot, functions_seen
+from trilemma.models.modules.recorder import Log, Recorder, Slot, functions_seen
 from trilemma.models.modules.statistics import Statistics
 from trilemma.models.modules.watch import Watch
 from trilemma.models.types import Inputs, each_column
@@ -48,29 +49,36 @@ class PassSource:
     statistics: Mapping[int, str]
     coupled: bool = False
     many: Callable[[Any, Tensor], Tensor] | None = None
-    """The loss of every example of a batch, where there is a quicker way than one by one."""
+    """The loss of every example of a batch by torch's own code; None: they are taken one by one."""
 
     def call(self, x: Inputs) -> Any:
         """Run the module on a batch: a tensor is its argument, columns are passed by name.
 
         What it left on itself is put back: else one record would be in what others contribute.
         """
-        before = [dict(own) for own in self.places]
+        before = self._contents()
         versions = [buffer._version for _, buffer, _ in self.pristine]
         try:
             outputs = self.module(x) if isinstance(x, Tensor) else self.module(**x)
         finally:  # a change may be why the way forward failed: it is what has to be said then
             now = dict(self.module.named_buffers()) if self.pristine else {}
-            for own, kept in zip(self.places, before, strict=True):
-                if (
-                    len(own) != len(kept)
-                    or not all(map(is_, own.values(), kept.values()))
-                    or [*own] != [*kept]
-                ):
-                    own.clear()
-                    own.update(kept)
+            after = self._contents()
+            if len(after) != len(before) or not all(map(is_, after, before)):
+                self._put_back(before)
             self._refuse_changes(now, versions)
         return getattr(outputs, "logits", outputs)
+
+    def _contents(self) -> list[Any]:
+        """Return how much is in every place, under which names, and what it is."""
+        values = map(dict.values, self.places)
+        return [*map(len, self.places), *chain.from_iterable(self.places), *chain.from_iterable(values)]
+
+    def _put_back(self, contents: list[Any]) -> None:
+        sizes, rest = contents[: len(self.places)], iter(contents[len(self.places) :])
+        names = [[*islice(rest, size)] for size in sizes]
+        for own, keys in zip(self.places, names, strict=True):
+            own.clear()
+            own.update(zip(keys, rest, strict=False))
 
     def _refuse_changes(self, now: Mapping[str, Tensor], versions: list[int]) -> None:
         """Refuse a forward pass that changed buffers, and give them their values again."""
@@ -204,11 +212,9 @@ def _mapped(
         dict(request.buffers),
     )
     found = vmap(run, in_dims=(*dims, 0 if request.buffers else None))(*arguments)
-    grads = torch.autograd.grad(found.sum(), [anchor, *own.values()], allow_unused=True)
-    parts: list[Part] = [part for record in log.records for part in record.parts()]
-    for name, grad in zip(own, grads[1:], strict=True):
-        if grad is not None:
-            parts.append(((name, None), Whole(grad if lead == (clients, size) else grad[:, None])))
+    parts, grads = log.back(found.sum(), own)
+    for name, grad in grads.items():
+        parts.append(((name, None), Whole(grad if lead == (clients, size) else grad[:, None])))
     shapes = {name: value.shape[1:] for name, value in params.items()}
     loss = found.detach() if plan.whole else found.detach().sum(1)
     return ModulePass(loss, collect(parts, shapes), params, (clients, size), updated)
@@ -230,15 +236,13 @@ def _flat(
     y, share = request.y.flatten(0, 1), request.share.flatten()
     with Recorder(batch.slots, frame, log, draws):
         outputs = source.call(batch.x)
-    with Watch():
+    with Watch() if source.many is None else nullcontext():  # torch's own code lets no number out
         found = losses(source, outputs, y, share)
     found = found.view(batch.shape)
-    _, *grads = torch.autograd.grad(found.sum(), [batch.anchor, *batch.own.values()], allow_unused=True)
     log.layouts = tuple(frame.layouts)
-    parts: list[Part] = [part for record in log.records for part in record.parts()]
-    for name, grad in zip(batch.own, grads, strict=True):
-        if grad is not None:
-            parts.append(((name, None), Whole(grad.view(*batch.shape, 1, *grad.shape[1:]))))
+    parts, grads = log.back(found.sum(), batch.own)
+    for name, grad in grads.items():
+        parts.append(((name, None), Whole(grad.view(*batch.shape, 1, *grad.shape[1:]))))
     shapes = {name: value.shape[1:] for name, value in params.items()}
     return ModulePass(found.detach().sum(1), collect(parts, shapes), params, batch.shape)
 

@@ -12,9 +12,10 @@ Whichever it is, every use of every parameter is accounted for: layers used twic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from trilemma.base.errors import UserError
 from trilemma.models.engines.terms import Term
 from trilemma.models.modules.flat import FlatFrame, FlatLayout
-from trilemma.models.modules.frame import CallFrame
+from trilemma.models.modules.frame import CallFrame, Watched
 from trilemma.models.modules.owners import NotFlat, Owners
 from trilemma.models.modules.randomness import Draws
 from trilemma.models.modules.statistics import Statistics
@@ -67,15 +68,9 @@ class CallRecord:
     operation: str
     blocks: tuple[Block, ...]
     terms: Callable[[Tensor], list[Part]]
+    output: Watched
     grad: Tensor | None = None
-
-    def receive(self, grad: Tensor) -> None:
-        """Take the output's gradient, in float32 at least: norms are never summed in less."""
-        self.grad = at_least_single(grad)
-
-    def parts(self) -> list[Part]:
-        """Return the terms; none where the loss does not depend on the output."""
-        return [] if self.grad is None else self.terms(self.grad)
+    """Of the output, (k, b, …), after the way back; None if the loss does not depend on it."""
 
 
 @dataclass
@@ -91,6 +86,18 @@ class Log:
     """Whether the module changed a tensor in place."""
     guarded: bool = True
     """Whether outputs are copied before they are watched, as they must be where they are changed in place."""
+
+    def back(self, loss: Tensor, own: Mapping[str, Tensor]) -> tuple[list[Part], dict[str, Tensor]]:
+        """Go back from the loss; return the terms, and the gradients of `own` where there are any."""
+        edges: list[Any] = [record.output.edge for record in self.records]
+        grads = torch.autograd.grad(loss, [*edges, *own.values()], allow_unused=True)
+        parts: list[Part] = []
+        for record, grad in zip(self.records, grads[: len(edges)], strict=True):
+            if grad is not None:  # in float32 at least: norms are never summed in less
+                record.grad = at_least_single(record.output.apart(grad))
+                parts += record.terms(record.grad)
+        formed = zip(own, grads[len(edges) :], strict=True)
+        return parts, {name: grad for name, grad in formed if grad is not None}
 
 
 class Recorder(Watch):
@@ -139,6 +146,8 @@ class Recorder(Watch):
                     f"the module changes its own parameters in its forward pass ({func.__name__}): they are "
                     "the clients' to change. Take that out of forward"
                 )
+            if self.frame is not None and not self.log.guarded:
+                raise NotFlat("the module changes tensors in place, which it did not when it was recorded")
             self.log.inplace = True
         operation = self.operations.get(func)
         if operation is not None:
@@ -157,10 +166,10 @@ class Recorder(Watch):
 
     def _touched(self, values: Iterable[Any]) -> bool:
         """Tell whether trained parameters are among some arguments, or in lists among them."""
-        return any(
-            id(each) in self.slots or (isinstance(each, list | tuple) and self._touched(each))
-            for each in values
-        )
+        for each in values:  # a loop: this is asked of every operation, and `any` takes twice as long
+            if id(each) in self.slots or (isinstance(each, list | tuple) and self._touched(each)):
+                return True
+        return False
 
     def slot(self, tensor: Any) -> Slot | None:
         """Return what stands for a tensor, if it is a trained parameter."""
@@ -207,10 +216,11 @@ class Recorder(Watch):
     ) -> Tensor:
         """Write an operation down; return its output, watched."""
         assert self.frame is not None
-        record = CallRecord(operation, tuple(slot.block for slot in slots), terms)
-        if not isinstance(self.frame, FlatFrame) or self.frame.owners is None:
-            self.log.records.append(record)  # else nothing goes back, and nothing is kept for it
-        return self.frame.watch(output, record.receive, self.log.guarded)
+        output, watched = self.frame.watch(output, self.log.guarded)
+        if watched is not None:  # else nothing goes back, and nothing is kept for it
+            blocks = tuple(slot.block for slot in slots)
+            self.log.records.append(CallRecord(operation, blocks, terms, watched))
+        return output
 
     def track(self, tensor: Tensor, slot: Slot) -> Tensor:
         """Let a view of a parameter stand for it."""
@@ -315,21 +325,20 @@ _SHAPES |= {
 
 def _in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Tell whether an operation changes a tensor that the backward pass may go through."""
-    name = getattr(func, "__name__", "")
-    if not (kwargs or name.endswith("_") or func in _RECTIFIERS):
-        return False
     changes = (
-        kwargs.get("inplace", False)
-        or (name.endswith("_") and not name.endswith("__"))
-        or (
-            name.startswith("__i")
-            and name.endswith("__")
-            and name not in ("__invert__", "__int__", "__index__")
-        )
-        or name == "__setitem__"
+        _named_in_place(func)
+        or (kwargs and kwargs.get("inplace", False))
         or (func in _RECTIFIERS and any(each is True for each in args[1:]))
     )
     return bool(changes) and any(each.is_floating_point() for each in tensors(args[:1]))
+
+
+@lru_cache(maxsize=4096)
+def _named_in_place(func: Any) -> bool:
+    name: str = getattr(func, "__name__", "")
+    if name.startswith("__i") and name.endswith("__"):
+        return name not in ("__invert__", "__int__", "__index__")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 _RECTIFIERS = {
