@@ -229,6 +229,77 @@ HIDDEN = {
 }
 
 
+class ManyInPlace(nn.Module):
+    """Changes a tensor in place, but only for more examples than a way is chosen by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        return self.head(h.relu_() if len(x) > 8 else h.relu()).mean(1)
+
+
+class Leaving(nn.Module):
+    """Leaves something on itself, moves something to a part of itself, and removes something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+        self.moved, self.gone = [1], [2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner.moved = self.__dict__.pop("moved", None)
+        self.__dict__.pop("gone", None)
+        self.last = x
+        return self.inner(x)
+
+
+def test_what_a_forward_pass_leaves_on_the_module_is_taken_off_again():
+    model = models.from_module(Leaving(), nn.CrossEntropyLoss())
+    before = [[*vars(part).items()] for part in model.engine.source.module.modules()]
+    batch = Stack(torch.randn(2, 6, 4, generator=Key(2).torch()), torch.arange(12).view(2, 6) % 3)
+    models.gradients(model, model.init(Key(1)), batch)
+    after = [[*vars(part).items()] for part in model.engine.source.module.modules()]
+    assert [[name for name, _ in own] for own in after] == [[name for name, _ in own] for own in before]
+    assert all(
+        one is other
+        for own, was in zip(after, before, strict=True)
+        for (_, one), (_, other) in zip(own, was, strict=True)
+    )
+
+
+def _hooked_loss() -> nn.Module:
+    loss = nn.CrossEntropyLoss()
+    loss.register_forward_hook(lambda module, given, found: 3.0 * found)
+    return loss
+
+
+def _own_loss() -> nn.Module:
+    loss = nn.CrossEntropyLoss()
+    loss.forward = lambda outputs, y: 3.0 * F.cross_entropy(outputs, y)  # type: ignore[method-assign]
+    return loss
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss, _hooked_loss, _own_loss])
+def test_a_change_in_place_for_many_examples_and_a_loss_with_code_of_its_own(loss):
+    """What was recorded for a few examples is not relied on, and torch's losses are only what torch wrote."""
+    model = models.from_module(ManyInPlace(), loss())
+    theta, labels = model.init(Key(1)), torch.arange(12).view(2, 6) % 3
+    batch = Stack(torch.randn(2, 6, 5, 4, generator=Key(2).torch()), labels)
+    assert models.verify(model, theta, batch) < 1e-5
+    flat = theta.clone().requires_grad_()
+    weight, bias, head, shift = (
+        flat[s.slice].view(shape) for s, (_, shape) in zip(model.tensors, model.shapes, strict=True)
+    )
+    outputs = F.linear(F.linear(batch.x[0], weight, bias).relu(), head, shift).mean(1)
+    expected = torch.autograd.grad(loss()(outputs, labels[0]), flat)[0]
+    found = models.gradients(model, theta, batch).value[0]
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert models.paths(model, batch).way == "flat"
+
+
 @pytest.mark.parametrize("vmapped", [False, True])
 @pytest.mark.parametrize("name", HIDDEN)
 def test_no_way_past_what_watches_lets_a_record_move_what_others_contribute(name, vmapped):
