@@ -31,7 +31,7 @@ SHORT = {"clients": "-n", "byzantine": "-f", "dims": "-d"}
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchmarkPlan:
     """What to measure: rules on (clients, dims) messages, errors at `error_dim` (0: none), streams n×d."""
 
     rules: str = ""
@@ -46,7 +46,7 @@ class Plan:
     out: Path | None = None
 
 
-def report(plan: Plan) -> Iterator[str]:
+def report(plan: BenchmarkPlan) -> Iterator[str]:
     """Measure and yield lines of Markdown; write the numbers to `plan.out` as JSON at the end."""
     if plan.device not in ("cpu", "cuda") or (plan.device == "cuda" and not torch.cuda.is_available()):
         raise UserError(
@@ -145,12 +145,12 @@ def _size(text: str) -> tuple[int, int]:
 def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
-    for field in dataclasses.fields(Plan):
+    for field in dataclasses.fields(BenchmarkPlan):
         kind = Path if field.default is None else type(field.default)
         names = [f"--{field.name.replace('_', '-')}", *filter(None, [SHORT.get(field.name)])]
         parser.add_argument(*names, type=kind, default=field.default)
     try:
-        for line in report(Plan(**vars(parser.parse_args()))):
+        for line in report(BenchmarkPlan(**vars(parser.parse_args()))):
             print(line, flush=True)
     except UserError as error:
         parser.exit(2, f"error: {error}\n")

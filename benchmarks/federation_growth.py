@@ -128,7 +128,7 @@ def measure(clients: int, dim: int, neighbours: int | None) -> tuple[int, dict[s
         made, loaded = founded(folder, clients, task, neighbours)
         memory = OwnMemory()
         with as_if_long(memory):
-            open_run(made[0], "growth", Watched(made, memory)).go()
+            open_run(made[0], "growth", WatchedGrowth(made, memory)).go()
         notes = [
             json.loads(line)["seconds"]
             for path in folder.glob("client-*/state/runs/growth/notes.jsonl")
@@ -372,7 +372,7 @@ def as_if_long(memory: OwnMemory) -> Iterator[None]:
         yield
 
 
-class Watched(InProcess):
+class WatchedGrowth(InProcess):
     """Nodes in this process whose memory is watched while they answer."""
 
     def __init__(self, parties: list[Party], memory: OwnMemory) -> None:

@@ -34,7 +34,7 @@ from turns import take_turns
 
 
 @dataclass(frozen=True)
-class Batch:
+class GradientBatch:
     """One batch per client."""
 
     x: Tensor
@@ -43,7 +43,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Case:
+class GradientCase:
     """A model, the shape of its examples and the batch per client."""
 
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ def _norm(channels: int) -> nn.Module:
     return nn.BatchNorm2d(channels, track_running_stats=False)
 
 
-class Unit(nn.Module):
+class ResidualUnit(nn.Module):
     """A residual unit."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
@@ -88,7 +88,7 @@ class Unit(nn.Module):
 
 def _resnet() -> nn.Module:
     stem = nn.Conv2d(1, 64, 7, 2, 3), _norm(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
-    units = Unit(64, 64), Unit(64, 64), Unit(64, 128, 2), Unit(128, 128)
+    units = ResidualUnit(64, 64), ResidualUnit(64, 64), ResidualUnit(64, 128, 2), ResidualUnit(128, 128)
     return nn.Sequential(*stem, *units, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
@@ -96,16 +96,16 @@ FEW = 4
 """Clients whose per-example clipping is checked: the peer forms every gradient."""
 
 CASES = {
-    "cnn": Case((1, 28, 28), 10, 50, lambda: _lenet(1, 20, 50, 800, 500, 10)),
-    "cifar-cnn": Case((3, 32, 32), 10, 64, lambda: _lenet(3, 6, 16, 400, 120, 84, 10)),
-    "multinomial": Case((60,), 10, 64, lambda: nn.Sequential(*_dense(60, 10))),
-    "mnist-mlp": Case((784,), 10, 64, lambda: nn.Sequential(*_dense(784, 100, 10))),
-    "fashion-resnet": Case((1, 28, 28), 10, 64, _resnet),
-    "emnist-mlp": Case((784,), 62, 64, lambda: nn.Sequential(*_dense(784, 100, 100, 62))),
+    "cnn": GradientCase((1, 28, 28), 10, 50, lambda: _lenet(1, 20, 50, 800, 500, 10)),
+    "cifar-cnn": GradientCase((3, 32, 32), 10, 64, lambda: _lenet(3, 6, 16, 400, 120, 84, 10)),
+    "multinomial": GradientCase((60,), 10, 64, lambda: nn.Sequential(*_dense(60, 10))),
+    "mnist-mlp": GradientCase((784,), 10, 64, lambda: nn.Sequential(*_dense(784, 100, 10))),
+    "fashion-resnet": GradientCase((1, 28, 28), 10, 64, _resnet),
+    "emnist-mlp": GradientCase((784,), 62, 64, lambda: nn.Sequential(*_dense(784, 100, 100, 62))),
 }
 
 
-def loop(module: nn.Module, params: Tensor, batch: Batch) -> Tensor:
+def loop(module: nn.Module, params: Tensor, batch: GradientBatch) -> Tensor:
     """One backward pass per client."""
     out = torch.empty(len(batch.y), params.shape[-1], device=params.device, dtype=params.dtype)
     weights = list(module.parameters())
@@ -125,7 +125,7 @@ def _views(module: nn.Module, flat: Tensor) -> dict[str, Tensor]:
     }
 
 
-def mapped(module: nn.Module, params: Tensor, batch: Batch, chunk: int | None = None) -> Tensor:
+def mapped(module: nn.Module, params: Tensor, batch: GradientBatch, chunk: int | None = None) -> Tensor:
     """vmap(grad) over clients."""
 
     def loss(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def mapped(module: nn.Module, params: Tensor, batch: Batch, chunk: int | None = 
     return vmap(grad(loss), in_dims=(axis, 0, 0), chunk_size=chunk)(params, batch.x, batch.y)
 
 
-def mapped_by_example(module: nn.Module, params: Tensor, batch: Batch, threshold: float) -> Tensor:
+def mapped_by_example(module: nn.Module, params: Tensor, batch: GradientBatch, threshold: float) -> Tensor:
     """vmap(grad) over the examples of one client at a time, every gradient formed, then clipped."""
 
     def loss(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -150,15 +150,17 @@ def mapped_by_example(module: nn.Module, params: Tensor, batch: Batch, threshold
     return torch.stack(rows)
 
 
-def doubled(case: Case, params: Tensor, batch: Batch) -> tuple[nn.Module, Tensor, Batch]:
+def doubled(
+    case: GradientCase, params: Tensor, batch: GradientBatch
+) -> tuple[nn.Module, Tensor, GradientBatch]:
     """The same problem in float64: what answers are judged by."""
     module, params = case.module().to(params.device, torch.float64), params.double()
     if params.dim() == 1:
         vector_to_parameters(params, module.parameters())
-    return module, params, Batch(batch.x.double(), batch.y)
+    return module, params, GradientBatch(batch.x.double(), batch.y)
 
 
-def ours(model: models.Model, clip: Clip, params: Tensor, batch: Batch) -> Tensor:
+def ours(model: models.Model, clip: Clip, params: Tensor, batch: GradientBatch) -> Tensor:
     """The library's stacked gradients."""
     return models.gradients(model, params, batch, clip=clip).value
 
@@ -182,7 +184,7 @@ def compare(name: str, personal: bool, arguments: argparse.Namespace) -> None:
     generator = key.fold("batch").torch()
     x = torch.randn(clients, size, *case.shape, generator=generator).to(device)
     y = torch.randint(case.classes, (clients, size), generator=generator).to(device)
-    batch = Batch(x, y)
+    batch = GradientBatch(x, y)
     unit = Clip.client if model.buffers else Clip.example
     norms = models.gradients(model, params, batch, clip=unit(math.inf)).norms
     assert norms is not None
@@ -202,7 +204,7 @@ def compare(name: str, personal: bool, arguments: argparse.Namespace) -> None:
         "ours, clip client": expected * factor.clamp(max=1.0),
     }
     if not model.buffers:
-        few = Batch(x[:FEW], y[:FEW])
+        few = GradientBatch(x[:FEW], y[:FEW])
         variants["ours, clip example"] = partial(ours, model, Clip.example(threshold), params, batch)
         answers["ours, clip example"] = mapped_by_example(*doubled(case, params, few), threshold)
     if arguments.example_peer and not model.buffers:

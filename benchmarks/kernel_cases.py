@@ -19,7 +19,7 @@ WORTH = 1.3
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """A kernel on some work, and the plain versions of the same operation; the first one says what is right.
 
     Answers are tensors or arrays, or tuples of them; they may differ by `tolerance`, relative in norm.
@@ -33,7 +33,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelRow:
     """Best times in milliseconds, the best plain version's over ours, and how far the answers differ."""
 
     kernel: str
@@ -58,7 +58,7 @@ class Row:
         )
 
 
-def measure(case: Case, device: str, repeats: int, patience: float) -> Row:
+def measure(case: KernelCase, device: str, repeats: int, patience: float) -> KernelRow:
     """Compare the answers, then the times."""
     ways = {**case.plain, "": case.ours}
     answers = {name: way() for name, way in ways.items()}
@@ -68,13 +68,13 @@ def measure(case: Case, device: str, repeats: int, patience: float) -> Row:
     taken = {name: 1e3 * best.seconds for name, best in times.items()}
     ours = taken.pop("")
     ratio = min(taken.values()) / ours
-    return Row(case.kernel, case.work, ours, taken, ratio, error, error <= case.tolerance)
+    return KernelRow(case.kernel, case.work, ours, taken, ratio, error, error <= case.tolerance)
 
 
-def failed(case: Case, error: Exception) -> Row:
+def failed(case: KernelCase, error: Exception) -> KernelRow:
     """Return the row of a case that did not run."""
     print(f"{case.kernel}, {case.work}: {error!r:.500}", file=sys.stderr, flush=True)
-    return Row(case.kernel, case.work, math.nan, {"": math.nan}, math.nan, math.nan, False)
+    return KernelRow(case.kernel, case.work, math.nan, {"": math.nan}, math.nan, math.nan, False)
 
 
 def difference(found: Any, expected: Any) -> float:

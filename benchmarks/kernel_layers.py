@@ -19,7 +19,7 @@ from torch.func import vmap
 from torch.nn.grad import conv2d_weight
 from torch.nn.utils import vector_to_parameters
 
-from kernel_cases import Case
+from kernel_cases import KernelCase
 from trilemma.base.keys import Key
 from trilemma.models.engines.tape import Tape
 from trilemma.models.kernels.compiled import STEP
@@ -39,11 +39,11 @@ CONVOLUTIONS = {
 """Input and output channels, height (and width), and stencil of the catalogue's convolutions."""
 
 
-def cases(device: str, clients: int, size: int) -> Iterator[Case]:
+def cases(device: str, clients: int, size: int) -> Iterator[KernelCase]:
     """Yield all kernels on all layers."""
     for layer, (inputs, outputs, side, stencil) in CONVOLUTIONS.items():
         reached = stencil.output(side)
-        given = Given(
+        given = KernelInputs(
             draw(device, clients, size, inputs, side, side),
             draw(device, clients, outputs, inputs, stencil.kernel, stencil.kernel),
             draw(device, clients, outputs),
@@ -68,7 +68,7 @@ def cases(device: str, clients: int, size: int) -> Iterator[Case]:
     yield from whole_cases(device, size)
 
 
-class Given:
+class KernelInputs:
     """A layer's input, personal weights and biases, and the gradient at its output, for k clients.
 
     Plain torch gets them as they are; `inner` are input and gradient with the channels innermost, as layers
@@ -110,7 +110,7 @@ def forth_and_back(run: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor, tf3
         return z, torch.autograd.grad(z, leaf, grad)[0]
 
 
-def shared_cases(given: Given, work: str) -> Iterator[Case]:
+def shared_cases(given: KernelInputs, work: str) -> Iterator[KernelCase]:
     """A convolution whose weights all clients share: output, pooled if it is a CNN's, and input gradient."""
     weight, bias, stencil = given.weight[0], given.bias[0], given.stencil
     x, grad = given.inner
@@ -130,10 +130,10 @@ def shared_cases(given: Given, work: str) -> Iterator[Case]:
     layout = "" if x.is_cuda else ", channels innermost"
     name = f"shared convolution{layout}{', pooled' if pooled else ''}"
     direct = {"conv2d": partial(given.run, plain, given.x, grad.contiguous())}
-    yield Case(name, work, partial(given.run, ours, x, grad), direct, 1e-4)
+    yield KernelCase(name, work, partial(given.run, ours, x, grad), direct, 1e-4)
 
 
-def weight_cases(given: Given, work: str) -> Iterator[Case]:
+def weight_cases(given: KernelInputs, work: str) -> Iterator[KernelCase]:
     """Weight gradients of every client, and of every example with norms and a weighted sum."""
     x, grad, stencil = given.x, given.grad, given.stencil
 
@@ -169,15 +169,15 @@ def weight_cases(given: Given, work: str) -> Iterator[Case]:
     factor = draw(x.device.type, *x.shape[:2])
     ours = partial(convolution.client_gradients, *given.inner, stencil)
     plain = {"unfold": lambda: unfolded().sum(1), "loop": looped, "vmap": mapped}
-    yield Case("weight gradients of clients", work, ours, plain, 1e-4)
+    yield KernelCase("weight gradients of clients", work, ours, plain, 1e-4)
     if given.windows:
         allowed = {"loop": partial(looped, True), "vmap": partial(mapped, True)}
         allowed["columns"] = under_tf32(convolution.client_gradients_batched, x, grad, stencil)
         faster = under_tf32(convolution.client_gradients, *given.inner, stencil)
-        yield Case("weight gradients of clients, TF32", work, faster, allowed, 1e-2)
+        yield KernelCase("weight gradients of clients, TF32", work, faster, allowed, 1e-2)
     if "resnet" not in work:  # batch normalisation: no example has a gradient of its own
         plain = {"unfold": partial(by_example, unfolded), "vmap": partial(by_example, mapped_by_example)}
-        yield Case("weight gradients of examples", work, ours_by_example, plain, 1e-4)
+        yield KernelCase("weight gradients of examples", work, ours_by_example, plain, 1e-4)
 
 
 def under_tf32(run: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
@@ -193,7 +193,7 @@ def under_tf32(run: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
     return allowed
 
 
-def personal_cases(given: Given, work: str) -> Iterator[Case]:
+def personal_cases(given: KernelInputs, work: str) -> Iterator[KernelCase]:
     """Output and input gradient of a convolution with weights of each client's own."""
     weight, bias, stencil = given.weight, given.bias, given.stencil
     move = stencil.stride, stencil.padding
@@ -211,7 +211,7 @@ def personal_cases(given: Given, work: str) -> Iterator[Case]:
 
     ways = {"loop": looped, "groups": by_groups}
     plain = {name: partial(given.run, way, given.x, given.grad) for name, way in ways.items()}
-    yield Case("personal convolution", work, partial(given.run, ours, *given.inner), plain, 1e-4)
+    yield KernelCase("personal convolution", work, partial(given.run, ours, *given.inner), plain, 1e-4)
     if given.windows:
 
         def columns(x: Tensor) -> Tensor:
@@ -220,10 +220,10 @@ def personal_cases(given: Given, work: str) -> Iterator[Case]:
         allowed = {name: partial(given.run, way, given.x, given.grad, True) for name, way in ways.items()}
         allowed["columns"] = under_tf32(given.run, columns, given.x, given.grad, True)
         fast = under_tf32(given.run, ours, *given.inner, True)
-        yield Case("personal convolution, TF32", work, fast, allowed, 1e-2)
+        yield KernelCase("personal convolution, TF32", work, fast, allowed, 1e-2)
 
 
-def pooling_cases(x: Tensor, window: Stencil, work: str) -> Iterator[Case]:
+def pooling_cases(x: Tensor, window: Stencil, work: str) -> Iterator[KernelCase]:
     """Maximum pooling of innermost channels, forth and back, against the library in either layout."""
     grad = F.max_pool2d(x.flatten(0, 1), window.kernel, window.stride, window.padding).unflatten(
         0, x.shape[:2]
@@ -238,10 +238,10 @@ def pooling_cases(x: Tensor, window: Stencil, work: str) -> Iterator[Case]:
 
     last = partial(forth_and_back, plain, innermost(x), innermost(grad))
     ways = {"channels first": partial(forth_and_back, plain, x, grad), "channels last": last}
-    yield Case("pooling", work, partial(forth_and_back, ours, innermost(x), innermost(grad)), ways)
+    yield KernelCase("pooling", work, partial(forth_and_back, ours, innermost(x), innermost(grad)), ways)
 
 
-def normalisation_cases(x: Tensor, scale: Tensor, work: str) -> Iterator[Case]:
+def normalisation_cases(x: Tensor, scale: Tensor, work: str) -> Iterator[KernelCase]:
     """Batch normalisation forth and back, without and with padding, and the gradients of γ and β."""
     x, grad = innermost(x), innermost(draw(x.device.type, *x.shape, seed=1))  # as the layers around leave it
     present = torch.ones(x.shape[:2], device=x.device)
@@ -272,19 +272,19 @@ def normalisation_cases(x: Tensor, scale: Tensor, work: str) -> Iterator[Case]:
     padded = partial(formula, real=present[:, :, None, None, None])
     back = partial(forth_and_back, x=x, grad=grad)
     plain = {"formula": partial(back, formula), "batch_norm": partial(back, library)}
-    yield Case("batch normalisation", work, partial(back, ours), plain, 1e-4)
+    yield KernelCase("batch normalisation", work, partial(back, ours), plain, 1e-4)
     plain = {"formula": partial(back, padded)}
-    yield Case(
+    yield KernelCase(
         "batch normalisation, padded", work, partial(back, partial(ours, present=present)), plain, 1e-4
     )
     # With channels innermost on a GPU the way back has found these two already.
     x, grad = x.contiguous(), grad.contiguous()
     statistics = normalisation.train(x, scale, scale, None)[1]
     found = partial(normalisation.parameter_gradients, x, grad, statistics)
-    yield Case("normalisation, parameters", work, found, {"formula": gradients_by_formula}, 1e-4)
+    yield KernelCase("normalisation, parameters", work, found, {"formula": gradients_by_formula}, 1e-4)
 
 
-def narrow_cases() -> Iterator[Case]:
+def narrow_cases() -> Iterator[KernelCase]:
     """Linear layers of few outputs and the cross-entropy of few classes, computed transposed on a CPU."""
     for inputs, personal in ((60, True), (500, False)):
         x, grad = draw("cpu", 100, 64, inputs), draw("cpu", 100, 64, 10)
@@ -298,7 +298,9 @@ def narrow_cases() -> Iterator[Case]:
         layer = Linear("fc", inputs, 10)
         ours = partial(forth_and_back, lambda x, own=own, layer=layer: layer(own, x, Tape()), x, grad)
         work = f"{inputs}→10, 100 × 64, {'personal' if personal else 'shared'}"
-        yield Case("narrow linear layer", work, ours, {"product": partial(forth_and_back, way, x, grad)})
+        yield KernelCase(
+            "narrow linear layer", work, ours, {"product": partial(forth_and_back, way, x, grad)}
+        )
     logits, labels = draw("cpu", 100, 64, 10), torch.arange(64).remainder(10).repeat(100, 1)
 
     def plain(logits: Tensor) -> Tensor:
@@ -308,10 +310,10 @@ def narrow_cases() -> Iterator[Case]:
     transposed = logits.mT.contiguous().mT  # as a narrow layer leaves them
     ours = partial(forth_and_back, lambda logits: entropy(logits, labels), transposed, grad)
     direct = {"cross_entropy": partial(forth_and_back, plain, logits, grad)}
-    yield Case("cross-entropy of few classes", "10 classes, 100 × 64", ours, direct)
+    yield KernelCase("cross-entropy of few classes", "10 classes, 100 × 64", ours, direct)
 
 
-def whole_cases(device: str, size: int) -> Iterator[Case]:
+def whole_cases(device: str, size: int) -> Iterator[KernelCase]:
     """Gradients of whole models, all kernels and the tape together."""
     try:
         import gradients  # the whole room of models, not only its kernels
@@ -330,7 +332,7 @@ def whole_cases(device: str, size: int) -> Iterator[Case]:
         peers = {"loop": gradients.loop, "vmap": gradients.mapped}
         plain = {way: partial(exact, run, module, params, batch) for way, run in peers.items()}
         # Where a rectifier is undecided to the last bit, two correct ways take different sides.
-        yield Case("gradients of clients", f"{name}, {clients} × {size}", ours, plain, 1e-2)
+        yield KernelCase("gradients of clients", f"{name}, {clients} × {size}", ours, plain, 1e-2)
 
 
 def exact(run: Callable[..., Any], *arguments: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernel_cases import Case
+from kernel_cases import KernelCase
 from trilemma.aggregation.kernels import cuda
 from trilemma.aggregation.passes import blocks, columns, combine
 from trilemma.aggregation.passes.columns import Columns, Mixture, Window
@@ -25,7 +25,7 @@ BLOCK = 1024
 """Columns over which a plain version may sum in float32, as the kernels do."""
 
 
-def cases(device: str, clients: list[int], dims: list[int]) -> Iterator[Case]:
+def cases(device: str, clients: list[int], dims: list[int]) -> Iterator[KernelCase]:
     """Yield all kernels on all sizes."""
     for d in dims:
         for n in clients:
@@ -39,7 +39,7 @@ def cases(device: str, clients: list[int], dims: list[int]) -> Iterator[Case]:
                 yield from tally_cases(X, work)
 
 
-def gram_cases(X: Tensor, work: str) -> Iterator[Case]:
+def gram_cases(X: Tensor, work: str) -> Iterator[KernelCase]:
     """Inner products around a row: float64 below 2²⁰ columns, float32 within blocks from there on."""
     precise = X.shape[1] < gram.WIDE
     plain: dict[str, Callable[[], Any]] = {"float64": lambda: gram.plain_pass(X, 0)}
@@ -48,7 +48,7 @@ def gram_cases(X: Tensor, work: str) -> Iterator[Case]:
     if not precise:
         plain["float32 by blocks"] = lambda: gram_by_blocks(X, 0)
     name = "Triton Gram" if X.is_cuda else f"numba Gram, float{64 if precise else 32}"
-    yield Case(name, work, lambda: gram.fast_pass(X, 0, precise), plain)
+    yield KernelCase(name, work, lambda: gram.fast_pass(X, 0, precise), plain)
 
 
 def gram_by_blocks(X: Tensor, k: int) -> Any:
@@ -64,7 +64,7 @@ def gram_by_blocks(X: Tensor, k: int) -> Any:
     return gram.clean(total.cpu().numpy())
 
 
-def sum_cases(X: Tensor, work: str) -> Iterator[Case]:
+def sum_cases(X: Tensor, work: str) -> Iterator[KernelCase]:
     """Σ w_i x_i over nine of ten rows, summed in float64 and rounded once."""
     weights = np.full(len(X), 1.0 / len(X))
     weights[::10] = 0.0
@@ -75,7 +75,7 @@ def sum_cases(X: Tensor, work: str) -> Iterator[Case]:
         "row by row": lambda: sum_by_rows(X, rows, used),
     }
     name = "Triton weighted sum" if X.is_cuda else "numba weighted sum"
-    yield Case(name, work, lambda: combine.weighted_sum(X, weights), plain)
+    yield KernelCase(name, work, lambda: combine.weighted_sum(X, weights), plain)
 
 
 def sum_by_rows(X: Tensor, rows: Any, used: Any) -> Tensor:
@@ -89,7 +89,7 @@ def sum_by_rows(X: Tensor, rows: Any, used: Any) -> Tensor:
     return torch.cat(parts)
 
 
-def window_cases(X: Tensor, work: str) -> Iterator[Case]:
+def window_cases(X: Tensor, work: str) -> Iterator[KernelCase]:
     """Median, trimmed mean and Meamed with a tenth of the clients Byzantine."""
     n, f = len(X), len(X) // 10
     name = "PTX network and tallies" if X.is_cuda else "numba selection"
@@ -103,7 +103,7 @@ def window_cases(X: Tensor, work: str) -> Iterator[Case]:
             "float64 sort": lambda given=given: parts(columns.plain_window_means(*given)),
             "float32 sort": lambda given=given: parts(sorted_columns(*given)),
         }
-        yield Case(
+        yield KernelCase(
             f"{name}: {rule}", work, lambda given=given: parts(columns.window_means(*given)), plain, 1e-4
         )
 
@@ -134,7 +134,7 @@ def sorted_columns(X: Tensor, rows: Any, window: Window) -> Columns:
     return Columns(torch.cat(values), shares / window.size, squares)
 
 
-def mixing_cases(X: Tensor, work: str) -> Iterator[Case]:
+def mixing_cases(X: Tensor, work: str) -> Iterator[KernelCase]:
     """The median after every row is replaced by the mean of nine tenths of the rows, as `nnm+cwmed` does."""
     n = len(X)
     A = np.ones((n, n))
@@ -147,7 +147,7 @@ def mixing_cases(X: Tensor, work: str) -> Iterator[Case]:
         plain["product in torch"] = lambda: parts(mixed_in_torch(X, rows, window, A))
     name = "torch product, PTX network" if X.is_cuda else "numba selection with mixing"
     ours = partial(columns.window_means, X, rows, window, Mixture(A, 0))
-    yield Case(name, work, lambda: parts(ours()), plain, 1e-3)  # rows are alike: ties break either way
+    yield KernelCase(name, work, lambda: parts(ours()), plain, 1e-3)  # rows are alike: ties break either way
 
 
 def mixed_in_torch(X: Tensor, rows: Any, window: Window, A: Any) -> Columns:
@@ -163,7 +163,7 @@ def mixed_in_torch(X: Tensor, rows: Any, window: Window, A: Any) -> Columns:
     return Columns(torch.cat(values), np.sum(shares, axis=0), np.sum(squares, axis=0))
 
 
-def tally_cases(X: Tensor, work: str) -> Iterator[Case]:
+def tally_cases(X: Tensor, work: str) -> Iterator[KernelCase]:
     """The three CUDA kernels of a window, each alone, for the trimmed mean."""
     n = len(X)
     window = Window(n - 2 * (n // 10))
@@ -199,8 +199,8 @@ def tally_cases(X: Tensor, work: str) -> Iterator[Case]:
         again = cuda.sorted_windows(X, window)
         return again.value, again.edges[0], again.edges[1]
 
-    yield Case("PTX network alone", work, network, {"sort": by_sorting})
+    yield KernelCase("PTX network alone", work, network, {"sort": by_sorting})
     counts = {"comparisons, no ties": counted}
-    yield Case("Triton shares alone", work, lambda: cuda.tally_shares(X, found(), window), counts, 1e-4)
+    yield KernelCase("Triton shares alone", work, lambda: cuda.tally_shares(X, found(), window), counts, 1e-4)
     sums = {"torch": summed}
-    yield Case("Triton squares alone", work, lambda: cuda.tally_squares(X, found().value), sums)
+    yield KernelCase("Triton squares alone", work, lambda: cuda.tally_squares(X, found().value), sums)

@@ -24,11 +24,11 @@ import torch
 
 import kernel_layers
 import kernel_messages
-from kernel_cases import Case, Row, failed, measure
+from kernel_cases import KernelCase, KernelRow, failed, measure
 from tables import table
 
 
-def cases(options: argparse.Namespace) -> Iterator[Case]:
+def cases(options: argparse.Namespace) -> Iterator[KernelCase]:
     """Yield what is asked for."""
     device = options.device
     if options.only != "messages":
@@ -39,7 +39,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
         yield from kernel_messages.cases(device, options.clients, dims)
 
 
-def measured(options: argparse.Namespace) -> Iterator[Row]:
+def measured(options: argparse.Namespace) -> Iterator[KernelRow]:
     """Yield row after row, as long as there is time."""
     end = time.perf_counter() + options.limit
     for case in cases(options):
@@ -75,7 +75,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("highest")
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"{options.threads} threads"
     print(f"torch {torch.__version__}, {where}; best of up to {options.repeats}, in turns\n")
-    rows: list[Row] = []
+    rows: list[KernelRow] = []
     try:
         for line in table(rows.append(row) or row.cells() for row in measured(options)):
             print(line, flush=True)

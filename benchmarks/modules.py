@@ -31,7 +31,7 @@ from trilemma.models import Clip
 
 
 @dataclass(frozen=True)
-class Batch:
+class ModuleBatch:
     """One batch per client."""
 
     x: Any
@@ -39,7 +39,7 @@ class Batch:
     weight: Tensor | None = None
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """A transformer's layer."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -68,7 +68,7 @@ class Encoder(nn.Module):
         self.spread = False
         self.embedding, self.position = nn.Embedding(vocabulary, width), nn.Embedding(tokens, width)
         self.norm = nn.LayerNorm(width)
-        self.layers = nn.ModuleList([Layer(width, max(1, width // 64)) for _ in range(layers)])
+        self.layers = nn.ModuleList([TransformerLayer(width, max(1, width // 64)) for _ in range(layers)])
         self.head = nn.Linear(width, classes)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
         return self.head(h[:, 0])
 
 
-def _flat(batch: Batch) -> tuple[Any, Tensor]:
+def _flat(batch: ModuleBatch) -> tuple[Any, Tensor]:
     x = (
         batch.x.flatten(0, 1)
         if isinstance(batch.x, Tensor)
@@ -101,13 +101,15 @@ def _call(net: nn.Module, x: Any) -> Any:
     return getattr(outputs, "logits", outputs)
 
 
-def plain(net: nn.Module, loss: Any, batch: Batch) -> Callable[[], Any]:
+def plain(net: nn.Module, loss: Any, batch: ModuleBatch) -> Callable[[], Any]:
     x, y = _flat(batch)
     trained = [part for part in net.parameters() if part.requires_grad]
     return lambda: torch.autograd.grad(loss(_call(net, x), y), trained, allow_unused=True)
 
 
-def loop(net: nn.Module, loss: Any, batch: Batch, by_example: float | None = None) -> Callable[[], Tensor]:
+def loop(
+    net: nn.Module, loss: Any, batch: ModuleBatch, by_example: float | None = None
+) -> Callable[[], Tensor]:
     trained = [part for part in net.parameters() if part.requires_grad]
 
     def one(x: Any, y: Tensor) -> Tensor:
@@ -134,7 +136,9 @@ def loop(net: nn.Module, loss: Any, batch: Batch, by_example: float | None = Non
     return clients if by_example is None else examples
 
 
-def mapped(net: nn.Module, loss: Any, batch: Batch, by_example: float | None = None) -> Callable[[], Tensor]:
+def mapped(
+    net: nn.Module, loss: Any, batch: ModuleBatch, by_example: float | None = None
+) -> Callable[[], Tensor]:
     params = {name: part.detach() for name, part in net.named_parameters() if part.requires_grad}
 
     def lost(params: Any, x: Any, y: Tensor) -> Tensor:
@@ -161,7 +165,7 @@ def mapped(net: nn.Module, loss: Any, batch: Batch, by_example: float | None = N
     return clients if by_example is None else examples
 
 
-def opacus(net: nn.Module, batch: Batch, limit: float) -> Callable[[], Any] | None:
+def opacus(net: nn.Module, batch: ModuleBatch, limit: float) -> Callable[[], Any] | None:
     """Ghost clipping of all examples as one batch, without the clients' sums."""
     if importlib.util.find_spec("opacus") is None:
         return None
@@ -213,7 +217,7 @@ def timed(
 def encoder(device: str, repeats: int, clients: int, size: int, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     net = Encoder(*sizes).to(device)
-    batch = Batch(
+    batch = ModuleBatch(
         torch.randint(sizes[0], (clients, size, sizes[3]), device=device),
         torch.randint(2, (clients, size), device=device),
     )
@@ -246,7 +250,7 @@ def encoder(device: str, repeats: int, clients: int, size: int, sizes: tuple[int
     paths = models.paths(model, batch)
     print(f"way: {paths.way}, {paths.bytes / 2**20:.1f} MiB an example; {paths.note}")
     print(f"per client: error {float((ours - theirs).norm() / theirs.norm()):.1e}")
-    few = Batch(batch.x[:1, :4], batch.y[:1, :4])
+    few = ModuleBatch(batch.x[:1, :4], batch.y[:1, :4])
     theirs = loop(net, loss, few, limit)()
     ours = models.gradients(model, theta, few, clip=Clip.example(limit)).value
     print(f"per example: error {float((ours - theirs).norm() / theirs.norm()):.1e}")
@@ -274,7 +278,7 @@ def _one(name: str, exhibit: Any, repeats: int, clients: int, size: int) -> None
         flat = part.flatten(0, 1)
         return flat[torch.arange(clients * size) % len(flat)].unflatten(0, (clients, size))
 
-    batch = Batch(
+    batch = ModuleBatch(
         repeated(x) if isinstance(x, Tensor) else {n: repeated(c) for n, c in x.items()},
         repeated(exhibit.y),
     )

@@ -39,7 +39,7 @@ LAW = NoiseLaw(sigma_ind=0.1, sigma_cor=0.6)
 
 
 @dataclass(frozen=True)
-class Row:
+class PrivacyRow:
     """One line of the table; `limit` is in the unit of `value`."""
 
     what: str
@@ -59,7 +59,7 @@ def best(repeats: int, device: str = "cpu", **actions: Callable[[], object]) -> 
     return [took.busy if device == "cpu" else took.seconds for took in times]
 
 
-def noise_rows(clients: int, dim: int, repeats: int, device: str) -> Iterator[Row]:
+def noise_rows(clients: int, dim: int, repeats: int, device: str) -> Iterator[PrivacyRow]:
     """Simulated noise of all clients beside n × d Gaussians, and one real client's pairwise noise."""
     place, ids, rounds = torch.device(device), tuple(range(clients)), itertools.count()
     source = SimulatedNoise(Key(1), clients)
@@ -70,7 +70,9 @@ def noise_rows(clients: int, dim: int, repeats: int, device: str) -> Iterator[Ro
         plain=lambda: torch.randn(clients, dim, generator=generator, device=place),
         simulated=lambda: source.draw(LAW, ids, dim, next(rounds), place),
     )
-    yield Row(f"simulated noise, all {clients} clients, over n × d Gaussians", simulated / plain, "×", 1.3)
+    yield PrivacyRow(
+        f"simulated noise, all {clients} clients, over n × d Gaussians", simulated / plain, "×", 1.3
+    )
     grid = Grid.of(Release(2.25, LAW), dim, clients)
     vectors = torch.randn(clients, dim, generator=generator, device=place)
 
@@ -84,19 +86,21 @@ def noise_rows(clients: int, dim: int, repeats: int, device: str) -> Iterator[Ro
         floating=lambda: vectors + source.draw(LAW, ids, dim, next(rounds), place),
         gridded=whole,
     )
-    yield Row(f"simulated messages of {clients} clients: grid over float", gridded / floating, "×", 1.5)
+    yield PrivacyRow(
+        f"simulated messages of {clients} clients: grid over float", gridded / floating, "×", 1.5
+    )
     pairs = {j: j.to_bytes(32, "big") for j in range(1, clients)}
     node = SecretNoise(0, pairs)
     (seconds,) = best(repeats, one=lambda: node.draw(LAW, (0,), dim, next(rounds), place))
-    yield Row(f"one client's pairwise noise, {clients - 1} partners, d = {dim}", seconds, "s", 2.5)
+    yield PrivacyRow(f"one client's pairwise noise, {clients - 1} partners, d = {dim}", seconds, "s", 2.5)
     tracemalloc.start()
     node.draw(LAW, (0,), dim, next(rounds), place)
     peak = tracemalloc.get_traced_memory()[1] / (8 * dim)
     tracemalloc.stop()
-    yield Row("its memory, in vectors of d doubles", peak, "d", 8.0)
+    yield PrivacyRow("its memory, in vectors of d doubles", peak, "d", 8.0)
 
 
-def accounting_rows(repeats: int) -> Iterator[Row]:
+def accounting_rows(repeats: int) -> Iterator[PrivacyRow]:
     """Accounting and calibrating one setting, cold."""
     fresh = (1.0 + 1e-6 * k for k in itertools.count())
     threat = Threat("secldp", 100, 10)
@@ -120,10 +124,10 @@ def accounting_rows(repeats: int) -> Iterator[Row]:
             required_multiplier(5.0 * next(fresh), 1e-4, rounds, like, name)
 
         spent, found = best(repeats, account=account, calibrated=calibrated)
-        yield Row(f"{name}, {label}: account", spent, "s", limit)
-        yield Row(f"{name}, {label}: calibrate", found, "s", limit)
+        yield PrivacyRow(f"{name}, {label}: account", spent, "s", limit)
+        yield PrivacyRow(f"{name}, {label}: calibrate", found, "s", limit)
     (found,) = best(repeats, found=lambda: calibrate(26.4 * next(fresh), 1e-4, 30, 2.25, threat))
-    yield Row("σ_ind and σ_cor for SecLDP, exact", found, "s", 0.2)
+    yield PrivacyRow("σ_ind and σ_cor for SecLDP, exact", found, "s", 0.2)
 
 
 def main() -> None:

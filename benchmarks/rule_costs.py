@@ -60,7 +60,7 @@ OTHER_DEFINITION = frozenset({"krum", "multikrum"})
 
 
 @dataclass(frozen=True)
-class Timing:
+class RuleTiming:
     """How long a rule takes on (n, d) float32 messages.
 
     `ratio` is to the mean; `busy_ratio` the same in processor time, which other programs on the machine
@@ -117,7 +117,7 @@ def load_peer(folder: Path) -> Any:
 
 def timings(
     rules: Iterable[str], n: int, f: int, d: int, *, device: str, repeats: int, peer: Any = None
-) -> Iterator[Timing]:
+) -> Iterator[RuleTiming]:
     """Time rules on the same normally distributed messages."""
     X = messages(n, d, device)
     bars = CUDA_BARS if device == "cuda" else RATIO_BARS
@@ -129,7 +129,7 @@ def timings(
         if peer is not None and name in PEERS:
             theirs = _peer_seconds(functools.partial(PEERS[name](peer, f), X), device) / mean.seconds
         ratios = ours.seconds / mean.seconds, ours.busy / mean.busy
-        yield Timing(name, n, f, d, ours.seconds, *ratios, extra, bars.get(name), theirs)
+        yield RuleTiming(name, n, f, d, ours.seconds, *ratios, extra, bars.get(name), theirs)
 
 
 def _peer_seconds(action: Callable[[], object], device: str) -> float:

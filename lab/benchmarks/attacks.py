@@ -35,7 +35,7 @@ UNSEARCHED = ("sf", "ipm", "min-max", "min-sum", "mimic", "same-value", "gaussia
 
 
 @dataclass(frozen=True)
-class Row:
+class AttackRow:
     """One line of the table."""
 
     what: str
@@ -48,33 +48,33 @@ def best(action: Callable[[], object], repeats: int, device: torch.device) -> fl
     return alone(action, repeats, device.type).seconds
 
 
-def measure(view: View, rules: Iterable[str], repeats: int) -> Iterator[Row]:
+def measure(view: View, rules: Iterable[str], repeats: int) -> Iterator[AttackRow]:
     """Yield the rows of the table."""
     honest, device = view.honest, view.honest.device
-    yield Row("X @ X.T", best(lambda: honest @ honest.T, repeats, device))
-    yield Row("X.mean(0)", best(lambda: honest.mean(dim=0), repeats, device))
+    yield AttackRow("X @ X.T", best(lambda: honest @ honest.T, repeats, device))
+    yield AttackRow("X.mean(0)", best(lambda: honest.mean(dim=0), repeats, device))
     for name in UNSEARCHED:
         craft = attacks[name]().build().craft
         assert craft is not None
-        yield Row(name, best(lambda craft=craft: craft(view), repeats, device), craft(view).strength)
+        yield AttackRow(name, best(lambda craft=craft: craft(view), repeats, device), craft(view).strength)
     yield from _alie_at(view, 1.5, repeats)
     for rule in rules:
         target: Target = aggregation.parse(rule, f=view.byzantine)
         aimed = View(honest, view.own, view.byzantine, target, view.round, view.key)
         stacked = aimed.stack(view.honest[: view.byzantine])
-        yield Row(f"rule {rule}", best(lambda t=target, x=stacked: t(x), repeats, device))
+        yield AttackRow(f"rule {rule}", best(lambda t=target, x=stacked: t(x), repeats, device))
         for name in SEARCHED:
             craft = attacks[name](strength="search").build().craft
             assert craft is not None
             seconds = best(lambda craft=craft, aimed=aimed: craft(aimed), repeats, device)
-            yield Row(f"{name} searched against {rule}", seconds, craft(aimed).strength)
+            yield AttackRow(f"{name} searched against {rule}", seconds, craft(aimed).strength)
         craft = Adaptive().build().craft
         assert craft is not None
         seconds = best(lambda craft=craft, aimed=aimed: craft(aimed), repeats, device)
-        yield Row(f"adaptive against {rule}", seconds, craft(aimed).strength)
+        yield AttackRow(f"adaptive against {rule}", seconds, craft(aimed).strength)
 
 
-def remembering(rule: str, view: View, repeats: int) -> Iterator[Row]:
+def remembering(rule: str, view: View, repeats: int) -> Iterator[AttackRow]:
     """Yield what a step of a server that remembers takes, and what liars take who search against it."""
     n, dim, device = view.clients, view.honest.shape[1], view.honest.device
     model, law = build("multinomial", (dim // 2 - 1,), 2, start="zero"), NoiseLaw(1.0, 0.65)
@@ -96,7 +96,7 @@ def remembering(rule: str, view: View, repeats: int) -> Iterator[Row]:
         if round_ < 2:
             state = algorithm.server(Messages(sent), state, round_, Key(3)).state
     seconds = best(lambda: algorithm.server(Messages(sent), state, 2, Key(3)), repeats, device)
-    yield Row(f"server {rule}", seconds)
+    yield AttackRow(f"server {rule}", seconds)
     knows = replace(
         Informed.of(view),
         honest=sent[: -view.byzantine],
@@ -110,13 +110,13 @@ def remembering(rule: str, view: View, repeats: int) -> Iterator[Row]:
         craft = Adaptive(noise=noise).build().craft
         assert craft is not None
         seconds = best(lambda craft=craft: craft(knows), repeats, device)
-        yield Row(f"adaptive against {rule}, noise {noise}", seconds, craft(knows).strength)
+        yield AttackRow(f"adaptive against {rule}, noise {noise}", seconds, craft(knows).strength)
 
 
-def _alie_at(view: View, strength: float, repeats: int) -> Iterator[Row]:
+def _alie_at(view: View, strength: float, repeats: int) -> Iterator[AttackRow]:
     craft = attacks["alie"](strength=strength).build().craft
     assert craft is not None
-    yield Row("alie, fixed", best(lambda: craft(view), repeats, view.honest.device), strength)
+    yield AttackRow("alie, fixed", best(lambda: craft(view), repeats, view.honest.device), strength)
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Study:
+class CoordinatesStudy:
     """A data set: the configuration everything starts from and the ways to train."""
 
     title: str
@@ -73,17 +73,19 @@ GUARANTEED = "privacy.assume=guaranteed"
 """An ε that holds whether or not anybody lies; the papers' configurations count on liars."""
 
 STUDIES = {
-    "mnist": Study("MNIST", "cafcor-mnist", images("0.075", "30", "0.3", "0.05", "0.1"), (GUARANTEED,)),
-    "fashion": Study(
+    "mnist": CoordinatesStudy(
+        "MNIST", "cafcor-mnist", images("0.075", "30", "0.3", "0.05", "0.1"), (GUARANTEED,)
+    ),
+    "fashion": CoordinatesStudy(
         "Fashion-MNIST", "cafcor-fashion", images("0.3", "30", "0.3", "0.1", "0.2"), (GUARANTEED,)
     ),
-    "cifar": Study(
+    "cifar": CoordinatesStudy(
         "CIFAR-10, its first 8,000 images, tested on 2,000",
         "cafcor-mnist",
         images("0.2", "30", "0.3", "0.03", "0.1"),
         (GUARANTEED, "data.name=cifar10", "model.name=cifar-cnn"),
     ),
-    "phishing": Study(
+    "phishing": CoordinatesStudy(
         "phishing",
         "safe-dshb-phishing",
         {
@@ -100,7 +102,7 @@ STUDIES = {
 }
 
 
-def settings(study: Study, way: Way, lying: bool, *more: str) -> config.Config:
+def settings(study: CoordinatesStudy, way: Way, lying: bool, *more: str) -> config.Config:
     """Return one run's configuration."""
     assignments = [*study.assignments, *way.assignments, LYING if lying else NOBODY, *more]
     return config.load(study.base, assignments)
@@ -187,7 +189,7 @@ def tables() -> str:
     return "\n\n".join(parts)
 
 
-def said(study: Study, way: Way) -> str:
+def said(study: CoordinatesStudy, way: Way) -> str:
     """Return the assignments as Markdown."""
     return (
         "`" + " ".join((*study.assignments, *way.assignments)).replace("|", "") + "`"

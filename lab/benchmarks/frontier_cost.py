@@ -116,7 +116,7 @@ def _memory(rule: str, device: torch.device) -> float:
     state, watched = {}, None
     for round_, message in enumerate(_messages(device, 4)):
         gc.collect()
-        watched = watched or Memory(device)
+        watched = watched or PeakMemory(device)
         state = state or _begun(algorithm, device)
         with watched:
             state = algorithm.server(_sent(rule, message), state, round_, Key(2)).state
@@ -159,7 +159,7 @@ def _begun(algorithm: Algorithm, device: torch.device) -> dict[str, torch.Tensor
     return {name: part.to(device) for name, part in begun.items()}
 
 
-class Memory:
+class PeakMemory:
     """The most bytes in use within its blocks, beside those that were when it was made."""
 
     def __init__(self, device: torch.device) -> None:

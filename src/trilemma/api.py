@@ -26,7 +26,7 @@ from trilemma.base.errors import ConfigError, Stopped, UserError, known_as, near
 from trilemma.base.options import mistakes
 from trilemma.experiment import Config
 from trilemma.experiment.schema import AggregationTable, DataTable, FederationTable, PrivacyTable, RunTable
-from trilemma.report.glance import BASELINE
+from trilemma.report.run_metadata import BASELINE
 from trilemma.task import Task
 
 if TYPE_CHECKING:

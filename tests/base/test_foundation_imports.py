@@ -44,7 +44,7 @@ from pathlib import Path
 from trilemma.cli import app, federation
 from trilemma.federation.operations import deployment
 from trilemma.federation.processes import door
-from trilemma.report import federations, glance
+from trilemma.report import federations, run_metadata
 assert not {"torch", "scipy.special", "scipy.stats", "numba", "grpc"} & set(sys.modules)
 """
 """What `trilemma federation up`, `down`, `run` and `status` begin with."""

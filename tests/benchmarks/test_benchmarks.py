@@ -61,8 +61,8 @@ def test_kernels_are_right_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_kernel_that_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch, capsys):
-    wrong = kernel_cases.Case("k", "w", lambda: np.ones(3), {"plain": lambda: np.zeros(3)})
-    broken = kernel_cases.Case("b", "w", lambda: 1 / 0, {"plain": lambda: np.zeros(3)})
+    wrong = kernel_cases.KernelCase("k", "w", lambda: np.ones(3), {"plain": lambda: np.zeros(3)})
+    broken = kernel_cases.KernelCase("b", "w", lambda: 1 / 0, {"plain": lambda: np.zeros(3)})
     monkeypatch.setattr(kernels, "cases", lambda options: iter([wrong, broken]))
     threads = str(torch.get_num_threads())
     with pytest.raises(SystemExit, match="wrong"):

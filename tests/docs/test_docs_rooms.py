@@ -73,10 +73,11 @@ def test_the_changes_of_the_table_have_a_place() -> None:
         ).exists(), place
 
 
-def test_no_two_rooms_have_a_public_class_of_one_name() -> None:
+def test_no_two_modules_have_a_public_class_of_one_name() -> None:
+    """Not in a room, not in two, nor in the benchmarks of both."""
     names = Counter(
         node.name
-        for room in packages()
+        for room in (*packages(), ROOT / "benchmarks", ROOT / "lab" / "benchmarks")
         for file in room.glob("*.py")
         for node in ast.parse(file.read_text("utf-8")).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")

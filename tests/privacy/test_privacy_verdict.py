@@ -33,7 +33,7 @@ def test_noise_for_every_number_of_liars_is_a_guarantee():
 
 
 @pytest.mark.parametrize(
-    ("release", "threat", "doubts", "reason", "figure"),
+    ("release", "threat", "caveats", "reason", "figure"),
     [
         (Release(2.25, NoiseLaw(sigma_cor=0.6)), PUBLISHED, (), "only if 10 liars exist", "26.4"),
         (EXAMPLE, Threat("ldp", 7, 3), (), "convention", "1.14"),
@@ -42,9 +42,9 @@ def test_noise_for_every_number_of_liars_is_a_guarantee():
         (None, None, (), "nothing is clipped", "none"),
     ],
 )
-def test_what_is_not_a_guarantee_says_why_with_the_printed_figure(release, threat, doubts, reason, figure):
+def test_what_is_not_a_guarantee_says_why_with_the_printed_figure(release, threat, caveats, reason, figure):
     rounds = 400 if release is EXAMPLE else 30
-    found = judge(release, threat, rounds, 1e-4, doubts)
+    found = judge(release, threat, rounds, 1e-4, caveats)
     assert isinstance(found, NoGuarantee)
     assert reason in found.reason
     assert (f"{found.figure:.3g}" if found.figure is not None else "none") == figure
@@ -67,7 +67,7 @@ def test_a_paper_s_own_noise_keeps_the_paper_s_figure():
 def test_a_papers_noise_is_no_guarantee_and_says_what_it_is_worth():
     release, threat = Release(1.0, NoiseLaw(4.0)), Threat("ldp", 10)
     held = judge(release, threat, 2, 1e-5)
-    found = judge(release, threat, 2, 1e-5, doubts=("as the paper sets it",), printed=0.3)
+    found = judge(release, threat, 2, 1e-5, caveats=("as the paper sets it",), printed=0.3)
     assert isinstance(held, Guarantee)
     assert isinstance(found, NoGuarantee)
     assert found.figure == 0.3

@@ -19,12 +19,12 @@ from trilemma.cli import app
 from trilemma.experiment.sweep import leaves
 from trilemma_lab.arena.arena import Row, read, record
 from trilemma_lab.papers import run_studies, studies
-from trilemma_lab.studies import made
-from trilemma_lab.studies.age import Rerun
+from trilemma_lab.studies import provenance
 from trilemma_lab.studies.filled import missing, partly_searched, settled
 from trilemma_lab.studies.grid import Place
-from trilemma_lab.studies.kept import Kept
 from trilemma_lab.studies.measured import Measured, Results, new_results, read_results, write_results
+from trilemma_lab.studies.result_files import ResultFiles
+from trilemma_lab.studies.staleness import Rerun
 from trilemma_lab.studies.study import Study
 
 SETTINGS = {"algorithm.lr": 0.5, "run.rounds": 2}
@@ -273,18 +273,18 @@ def test_a_run_that_was_finished_by_other_code_is_not_taken_for_todays(tmp_path:
     again, later = run_studies({"safe-dshb": wanted}, tmp_path)
     assert (len(later.ran), again["safe-dshb"][0].of) == (0, "")
 
-    stamp = tmp_path / outcome.ran[0] / made.FILE
+    stamp = tmp_path / outcome.ran[0] / provenance.FILE
     stamp.write_text(json.dumps({**json.loads(stamp.read_text()), "code": "0ther"}))
     (older,) = run_studies({"safe-dshb": wanted}, tmp_path)[0]["safe-dshb"]
     assert older.code == "0ther"
     assert then.merged([older]) is then  # the file knows more of it
     alone = Results("safe-dshb", ()).merged([older])
-    assert alone.age().words == "1 of 1 cells are by code that is not known"
+    assert alone.staleness().words == "1 of 1 cells are by code that is not known"
     stamp.unlink()
     (unknown,) = run_studies({"safe-dshb": wanted}, tmp_path)[0]["safe-dshb"]
     assert unknown.of.endswith("code not on record")
     stamp.write_text("{")
-    with pytest.raises(UserError, match=made.FILE):
+    with pytest.raises(UserError, match=provenance.FILE):
         run_studies({"safe-dshb": wanted}, tmp_path)
 
 
@@ -328,7 +328,7 @@ def test_two_who_write_results_at_once_lose_nothing(tmp_path: Path, how: str) ->
     rows = [
         Row("phishing-7", "LDP", 3, "caf", "loss", seed, 0.5, 0, 0, 69, None) for seed in range(2 * count)
     ]
-    kept = Kept({how: studies["safe-dshb"]}, tmp_path)
+    kept = ResultFiles({how: studies["safe-dshb"]}, tmp_path)
 
     def write(first: int) -> None:
         for i in range(first, 2 * count, 2):
@@ -347,23 +347,23 @@ def test_what_is_measured_while_cells_are_run_again_stays(tmp_path: Path, monkey
     """And what was run again says nothing about a cell that was measured anew meanwhile."""
     path = tmp_path / "safe-dshb.json"
     write_results(new_results("safe-dshb", [cell("a", {1: 0.5})]), path)
-    kept = Kept({"safe-dshb": studies["safe-dshb"]}, tmp_path)
+    kept = ResultFiles({"safe-dshb": studies["safe-dshb"]}, tmp_path)
     answers = [cell("b", {1: 0.7}), cell("a", {1: 0.6})]
 
     def meanwhile(name: str, study: Study, results: Results, *_: object) -> Results:
         again = Rerun((("t", "a", "c"),), 1, 0.0, results.code, results.date, results.device)
         kept.add(name, [answers.pop(0)])
-        return results.with_again(again, results.sources[results.code])
+        return results.with_rerun(again, results.sources[results.code])
 
-    monkeypatch.setattr("trilemma_lab.studies.again.run_again", meanwhile)
+    monkeypatch.setattr("trilemma_lab.studies.rerun.rerun_cells", meanwhile)
     check = ["papers", "check", "safe-dshb", "--results", str(tmp_path), "--out", str(tmp_path / "out")]
     assert CliRunner().invoke(app, check).exit_code == 0
     assert [one.row for one in read_results(path).cells] == ["a", "b"]
-    assert read_results(path).again is not None
+    assert read_results(path).rerun is not None
     said = CliRunner().invoke(app, check)
     assert "measured anew" in str(said.exception)
     assert read_results(path).cells[0].metrics["accuracy"].mean == 0.6
-    assert read_results(path).again is None
+    assert read_results(path).rerun is None
 
 
 def test_results_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:

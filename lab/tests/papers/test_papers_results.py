@@ -21,7 +21,6 @@ from trilemma_lab.papers import run_studies, studies
 from trilemma_lab.papers.byz_clip21 import GRID
 from trilemma_lab.papers.published import Cause, Claim, Paper, Printed, paper
 from trilemma_lab.studies import figures
-from trilemma_lab.studies.age import Rerun
 from trilemma_lab.studies.claims import judged, sentences
 from trilemma_lab.studies.figures import picture_of
 from trilemma_lab.studies.filled import Filled, altogether, filled
@@ -34,6 +33,7 @@ from trilemma_lab.studies.measured import (
     read_results,
     write_results,
 )
+from trilemma_lab.studies.staleness import Rerun
 from trilemma_lab.studies.verdicts import orderings, verdict_table, verdicts
 
 ROOT = Path(__file__).parents[3]
@@ -247,13 +247,13 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_results(tmp_path / "s.json") == results
     again = results.merged([ours("a", 0.9)])
     assert [cell.metrics["accuracy"].mean for cell in again.cells] == [0.9, cells[1].metrics["accuracy"].mean]
-    assert again.age().words == ""
+    assert again.staleness().words == ""
     older = replace(results, code="", date="", device="").merged([ours("a", 0.9)])
     assert [cell.of for cell in older.cells] == [
         "",
         "device unknown, date unknown; code before results were kept as data",
     ]
-    assert older.age().words == "1 of 2 cells are by code that is not known"
+    assert older.staleness().words == "1 of 2 cells are by code that is not known"
     write_results(older, tmp_path / "older.json")
     assert read_results(tmp_path / "older.json") == older
     with pytest.raises(UserError, match="there are no results"):
@@ -274,7 +274,7 @@ def test_results_that_could_not_be_written_are_refused_before_anything_is_run(tm
 
     for name in ("safe-dshb", "cafcor-mnist"):
         write_results(Results(name, ()), tmp_path / f"{name}.json")
-    for work in ("trilemma_lab.papers.run_studies", "trilemma_lab.studies.again.run_again"):
+    for work in ("trilemma_lab.papers.run_studies", "trilemma_lab.studies.rerun.rerun_cells"):
         monkeypatch.setattr(work, lambda *_, **__: pytest.fail("something was run"))
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     for asked in ("run", "check"):
@@ -292,7 +292,7 @@ def test_results_that_could_not_be_written_are_refused_before_anything_is_run(tm
 @pytest.mark.parametrize("asked", [["papers", "run"], ["papers", "check"], ["arena", "--quick"]])
 def test_a_lock_that_cannot_be_held_is_told_before_anything_is_run(tmp_path, monkeypatch, asked) -> None:
     """Another user's, or a link that somebody put there."""
-    for work in ("_lab.papers.run_studies", "_lab.studies.again.run_again", ".simulate.run_cells"):
+    for work in ("_lab.papers.run_studies", "_lab.studies.rerun.rerun_cells", ".simulate.run_cells"):
         monkeypatch.setattr(f"trilemma{work}", lambda *_, **__: pytest.fail("something was run"))
     kept = tmp_path / "safe-dshb.json"
     (tmp_path / ".safe-dshb.json.lock").symlink_to(tmp_path / "elsewhere")
@@ -312,12 +312,12 @@ def test_a_note_stays_as_long_as_one_of_its_cells_does() -> None:
 
 def test_what_was_run_again_stays_as_long_as_it_is_not_measured_anew() -> None:
     again = Rerun((("t", "a", "c"),), 1, 0.0, "1a2b", "2026-11-16", "a CPU")
-    results = new_results("s", [ours("a", 0.5), ours("b", 0.5)]).with_again(again, {"keys.py": "0000"})
+    results = new_results("s", [ours("a", 0.5), ours("b", 0.5)]).with_rerun(again, {"keys.py": "0000"})
     kept = results.merged([ours("b", 0.9)])
-    assert kept.again == again
+    assert kept.rerun == again
     assert kept.sources["1a2b"] == {"keys.py": "0000"}
     anew = results.merged([ours("a", 0.9)])
-    assert anew.again is None
+    assert anew.rerun is None
     assert "1a2b" not in anew.sources
 
 

@@ -95,21 +95,21 @@ def test_results_tell_how_far_they_are_behind(tmp_path: Path) -> None:
         Measured("t", row, "c", {"accuracy": Spread.of({1: 0.5})}, (1,), settings=SETTINGS) for row in "ab"
     )
     results = new_results("s", [one])
-    assert results.age().words == results.age().brief == ""
+    assert results.staleness().words == results.staleness().brief == ""
     then = dict(results.sources[results.code])
     then["base/keys.py"], _ = "0000", then.pop("simulate/engine.py")
     older = replace(results, code=code_of(then), date="2020-01-01", sources={code_of(then): then})
-    assert older.age().changed == ("base/keys.py", "simulate/engine.py")
+    assert older.staleness().changed == ("base/keys.py", "simulate/engine.py")
     both = older.merged([two])
     assert [cell.code for cell in both.cells] == [code_of(then), ""]
     write_results(both, tmp_path / "s.json")
     assert read_results(tmp_path / "s.json") == both
-    assert both.age().words == "2 sources have changed since: base/keys.py, simulate/engine.py"
-    assert both.merged([one]).age().words == ""
+    assert both.staleness().words == "2 sources have changed since: base/keys.py, simulate/engine.py"
+    assert both.merged([one]).staleness().words == ""
     assert both.merged([one]).sources.keys() == results.sources.keys()
     unknown = replace(results, code="", sources={})
-    assert unknown.age().words == "1 of 1 cells are by code that is not known"
-    assert unknown.age().brief == "of earlier code"
+    assert unknown.staleness().words == "1 of 1 cells are by code that is not known"
+    assert unknown.staleness().brief == "of earlier code"
 
 
 def test_another_rule_on_the_same_day_makes_nothing_older() -> None:
@@ -117,4 +117,4 @@ def test_another_rule_on_the_same_day_makes_nothing_older() -> None:
     more = first.merged([Measured("t", "b", "c", {}, settings={"aggregation.rule": "smea"})])
     assert [cell.of for cell in more.cells] == ["", ""]
     assert "aggregation/smea.py" in more.sources[more.code]
-    assert more.age().words == ""
+    assert more.staleness().words == ""

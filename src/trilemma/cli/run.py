@@ -113,8 +113,8 @@ def _train(
     settings: Config, task: Task | None, directory: Path, resume: bool, baseline: bool, console: Console
 ) -> None:
     from trilemma import simulate
-    from trilemma.report.glance import BASELINE
     from trilemma.report.progress import ProgressBar
+    from trilemma.report.run_metadata import BASELINE
 
     with ProgressBar(console) as bar:
         try:

@@ -38,13 +38,13 @@ class Counted(Strict):
 class Noise(Strict):
     """What one round releases, against whom, and what a whole run of it costs.
 
-    `beside` is released beside the messages. `doubts` say why nothing is guaranteed, where it is not.
+    `beside` is released beside the messages. `caveats` say why nothing is guaranteed, where it is not.
     """
 
     release: dict[str, Any] | None = None
     threat: dict[str, Any] | None = None
     beside: tuple[Counted, ...] = ()
-    doubts: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
     printed: float | None = None
     delta: float
     rounds: int
@@ -55,7 +55,7 @@ class Noise(Strict):
         release = None if self.release is None else typed(Release, self.release)
         threat = None if self.threat is None else typed(Threat, self.threat)
         return judge(
-            *(release, threat, self.rounds, self.delta, self.doubts, self.printed), history(self.beside)
+            *(release, threat, self.rounds, self.delta, self.caveats, self.printed), history(self.beside)
         )
 
 

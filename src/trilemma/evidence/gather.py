@@ -164,7 +164,7 @@ def _noise(resolved: Resolved, records: Sequence[Record], rounds: int, delta: fl
         release=None if resolved.release is None else asdict(resolved.release),
         threat=None if resolved.threat is None else asdict(resolved.threat),
         beside=beside,
-        doubts=resolved.doubts,
+        caveats=resolved.caveats,
         printed=resolved.printed,
         delta=delta,
         rounds=rounds,

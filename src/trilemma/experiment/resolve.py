@@ -31,7 +31,7 @@ from trilemma.privacy.types import Arithmetic, NoiseLaw, Release
 class Resolved:
     """What a configuration means once the amount of data is known.
 
-    `doubts` say why no guarantee holds although there is noise; `notes` are all the reservations a reader of
+    `caveats` say why no guarantee holds although there is noise; `notes` are all the reservations a reader of
     the results must see. `printed` is the ε the paper claims for its own noise.
     """
 
@@ -40,7 +40,7 @@ class Resolved:
     threat: privacy.Threat | None
     algorithm: Algorithm
     notes: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
     printed: float | None = None
     own_scores: OwnScores | None = None
     """How clients evaluate the model on their own; None: they do not."""
@@ -52,7 +52,7 @@ class Resolved:
     def verdict(self, rounds: int, delta: float) -> privacy.Verdict:
         """Return what `rounds` rounds guarantee, or why they guarantee nothing."""
         beside = self.beside(rounds)
-        return privacy.judge(self.release, self.threat, rounds, delta, self.doubts, self.printed, beside)
+        return privacy.judge(self.release, self.threat, rounds, delta, self.caveats, self.printed, beside)
 
     def among(self, members: int) -> Resolved:
         """Return the same where at times only so many `members` shared secrets.
@@ -67,7 +67,7 @@ class Resolved:
             return self
         if members < threat.byzantine + 2:
             doubt = f"only {members} clients were left to share secrets, of whom {threat.byzantine} may lie"
-            return replace(self, threat=None, doubts=(*self.doubts, doubt), notes=(*self.notes, doubt))
+            return replace(self, threat=None, caveats=(*self.caveats, doubt), notes=(*self.notes, doubt))
         note = f"more clients were expelled than may lie: ε is worked out for the {members} that were left"
         return replace(self, threat=replace(threat, clients=members), notes=(*self.notes, note))
 
@@ -76,7 +76,7 @@ class Resolved:
         """Whether an ε of this configuration is a guarantee."""
         if self.release is None or self.threat is None:
             return False
-        return not privacy.objections(self.release, self.threat, self.doubts)
+        return not privacy.objections(self.release, self.threat, self.caveats)
 
 
 def resolve(
@@ -117,7 +117,7 @@ def resolve(
     beside = () if own_scores is None else own_scores.history(config.run.rounds, again)
     reckoned = EXACT
     for _ in range(_TRIES):
-        release, threat, notes, doubts = _release(config, examples, reckoned, beside)
+        release, threat, notes, caveats = _release(config, examples, reckoned, beside)
         sizes, neighbours = (federation.clients, federation.f, config.run.rounds), config.privacy.neighbours
         setup = Setup(*sizes, rule, release, chosen, root, neighbours)
         algorithm = staged(config.algorithm.options.build, setup)
@@ -133,7 +133,7 @@ def resolve(
     notes = (*notes, *_around_own(config, examples))
     if own_scores is not None:
         notes = (*notes, *_said(algorithm, model, own_scores))
-    return Resolved(rule, release, threat, algorithm, (*notes, *doubts), doubts, printed, own_scores)
+    return Resolved(rule, release, threat, algorithm, (*notes, *caveats), caveats, printed, own_scores)
 
 
 _TRIES, _SPARE = 8, 1.01
@@ -251,11 +251,11 @@ def _release(
         wanted.threat, least, liars, assume=wanted.assume, neighbours=wanted.neighbours, most=most
     )
     threat = by_name if wanted.collusion is None else replace(by_name, collusion=wanted.collusion)
-    doubts = [_gap(config, gap, cure) for gap, cure in _central_gaps(config)]
+    caveats = [_gap(config, gap, cure) for gap, cure in _central_gaps(config)]
     if wanted.epsilon is not None and wanted.noise == "paper":
-        doubts.append("noise as the paper sets it is not calibrated to the ε it claims")
+        caveats.append("noise as the paper sets it is not calibrated to the ε it claims")
     law = _law(config, wanted.clip, shape, threat, reckoned, beside)
-    return replace(shape, law=law), threat, (), tuple(doubts)
+    return replace(shape, law=law), threat, (), tuple(caveats)
 
 
 def _law(

@@ -32,7 +32,7 @@ from trilemma.page.guard import Guard
 from trilemma.page.index import Index, Watched
 from trilemma.page.plan_answers import Choices, PlanAnswer, PlanCurves, PlanQuestion, PlanSeconds
 from trilemma.page.trust import trust_map
-from trilemma.report.glance import BASELINE, Glance, simulated_records
+from trilemma.report.run_metadata import BASELINE, RunMetadata, simulated_records
 
 STATIC = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 """What the page is made of."""
@@ -153,7 +153,7 @@ def _add_runs(app: FastAPI, index: Index) -> None:
 
 
 def _line(index: Index, one: Watched) -> RunLine:
-    found = index.glance(one)
+    found = index.metadata(one)
     try:
         with readable(one.folder):
             return runs.line_of(one, found)
@@ -168,11 +168,11 @@ def _text(line: RunLine) -> str:
     ).lower()
 
 
-def _must(index: Index, run: str) -> tuple[Watched, Glance]:
+def _must(index: Index, run: str) -> tuple[Watched, RunMetadata]:
     one = index.get(run, "run", "deployed")
     if one is None:
         raise HTTPException(404, "there is no such run among what is watched")
-    found = index.glance(one)
+    found = index.metadata(one)
     if isinstance(found, UserError):
         raise found
     return one, found

@@ -18,7 +18,7 @@ from trilemma.page.index import Index, Watched, shown
 from trilemma.page.runs import flat
 from trilemma.privacy.ledger.lines import Entry
 from trilemma.report import federations
-from trilemma.report.glance import Glance, plain_config
+from trilemma.report.run_metadata import RunMetadata, plain_config
 from trilemma.report.tables import shown as shown_score
 
 LATEST = 300
@@ -55,7 +55,7 @@ def party_view(one: Watched, index: Index) -> PartyView:
 
 
 def _server_run(server: Party, run: Watched, index: Index) -> ServerRun | None:
-    found = index.glance(run)
+    found = index.metadata(run)
     if isinstance(found, UserError):
         return None
     records = [record for one in index.records(run).values() for record in one]
@@ -75,7 +75,7 @@ def _server_run(server: Party, run: Watched, index: Index) -> ServerRun | None:
     )
 
 
-def _score(found: Glance) -> str:
+def _score(found: RunMetadata) -> str:
     name = found.summary.score
     return f"{name} {shown_score(name, found.summary)}"
 

@@ -22,8 +22,8 @@ from trilemma.experiment.sweep import worded
 from trilemma.federation.party.layout import CONFIG, PARTY_NAME, party_folders
 from trilemma.federation.party.plain_files import ends
 from trilemma.federation.party.public_facts import PUBLIC
-from trilemma.report import glance as reading
-from trilemma.report.glance import Glance
+from trilemma.report import run_metadata as reading
+from trilemma.report.run_metadata import RunMetadata
 from trilemma.simulate.sweep import known_cells
 from trilemma.simulate.sweep.grid import SWEEP
 
@@ -230,13 +230,13 @@ class Index:
         one = self._found.get(id_)
         return one if one is not None and one.kind in kinds else None
 
-    def glance(self, one: Watched) -> Glance | UserError:
+    def metadata(self, one: Watched) -> RunMetadata | UserError:
         """Look at a run, or say why it cannot be read."""
-        return self._keep("glance", one, lambda: _glance(one))
+        return self._keep("metadata", one, lambda: _metadata(one))
 
     def records(self, one: Watched) -> Mapping[int, Sequence[Record]]:
         """Return every record of a run that can be read."""
-        config = _must(self.glance(one)).config
+        config = _must(self.metadata(one)).config
         read = reading.deployed_records if one.kind == "deployed" else reading.simulated_records
         return self._keep("records", one, lambda: read(config, one.folder), most=12)
 
@@ -257,19 +257,19 @@ class Index:
         return value
 
 
-def _glance(one: Watched) -> Glance | UserError:
+def _metadata(one: Watched) -> RunMetadata | UserError:
     endless = [path for path in one.all_files() if not ends(path)]
     try:
         if endless:
             raise UserError(f"{shown(endless[0].name)} is no file")
         if one.kind == "deployed":
-            return reading.glance_deployed(one.folder.parents[2], one.folder)
-        return reading.glance(one.folder)
+            return reading.deployed_metadata(one.folder.parents[2], one.folder)
+        return reading.run_metadata(one.folder)
     except UserError as error:
         return error
 
 
-def _must(found: Glance | UserError) -> Glance:
+def _must(found: RunMetadata | UserError) -> RunMetadata:
     if isinstance(found, UserError):
         raise found
     return found

@@ -22,7 +22,7 @@ from trilemma.page.answers import (
 from trilemma.page.index import Watched, shown
 from trilemma.privacy import Guarantee
 from trilemma.report import Curve, verdict_of
-from trilemma.report.glance import Glance, ledgers_have
+from trilemma.report.run_metadata import RunMetadata, ledgers_have
 from trilemma.report.tables import shown as shown_score
 from trilemma.report.tables import tightest_epsilon
 
@@ -33,7 +33,7 @@ STAGE = " s"
 """How the name of a stage's seconds ends (`Record.figures`)."""
 
 
-def line_of(one: Watched, found: Glance | UserError) -> RunLine:
+def line_of(one: Watched, found: RunMetadata | UserError) -> RunLine:
     """Return a run's line in the list, or why there is none."""
     if isinstance(found, UserError):
         problem = shown(str(found))
@@ -66,7 +66,7 @@ def line_of(one: Watched, found: Glance | UserError) -> RunLine:
     )
 
 
-def epsilon_shown(found: Glance) -> str:
+def epsilon_shown(found: RunMetadata) -> str:
     """Return ε of a finished run; of one under way what its newest record says is guaranteed so far."""
     if found.deployed and (elsewhere := ledgers_have(found.config)):
         return elsewhere
@@ -76,7 +76,7 @@ def epsilon_shown(found: Glance) -> str:
     return "∞" if so_far is None else f"{so_far:.3g} so far"
 
 
-def guarantee_of(found: Glance) -> Guaranteed:
+def guarantee_of(found: RunMetadata) -> Guaranteed:
     """Return the verdict on a run in words."""
     summary = found.summary
     if found.deployed and (elsewhere := ledgers_have(found.config)):
@@ -97,7 +97,7 @@ def guarantee_of(found: Glance) -> Guaranteed:
 
 def view_of(
     line: RunLine,
-    found: Glance,
+    found: RunMetadata,
     seeds: Mapping[int, Sequence[Record]],
     baseline: Mapping[int, Sequence[Record]] | None,
 ) -> RunView:

@@ -16,7 +16,7 @@ from trilemma.base.plugins import offered
 from trilemma.page.answers import StudyLine, StudySquare, StudyView
 from trilemma.page.index import Index, Watched
 from trilemma.page.runs import flat
-from trilemma.report.glance import Glance
+from trilemma.report.run_metadata import RunMetadata
 from trilemma.report.tables import shown as shown_score
 from trilemma.task.metrics import LOWER_IS_BETTER
 
@@ -32,7 +32,7 @@ class StudyPoint:
     name: str
     folder: PurePosixPath
     config: Mapping[str, str]
-    found: Glance
+    found: RunMetadata
 
 
 class StudyLayout(Protocol):
@@ -74,7 +74,7 @@ def view(index: Index, study: str, row: str, column: str, score: str) -> StudyVi
     points = [
         StudyPoint(one.id, one.name, PurePosixPath(one.name), flat(found.config), found)
         for one in runs
-        if not isinstance(found := index.glance(one), UserError)
+        if not isinstance(found := index.metadata(one), UserError)
     ]
     broken = len(runs) - len(points)
     remark = f"{broken} of {len(runs)} folders cannot be read" if broken else ""

@@ -10,7 +10,7 @@ from trilemma.base.errors import UserError
 from trilemma.base.records import Record
 from trilemma.page.answers import Incident, Trusted, TrustMap, finite
 from trilemma.page.index import shown
-from trilemma.report.glance import Glance
+from trilemma.report.run_metadata import RunMetadata
 from trilemma.report.trust import expulsions, places, shares, trusted, verdict
 
 COLUMNS = 240
@@ -23,7 +23,7 @@ INCIDENTS = 1500
 """Absences, rejections and expulsions that are told one by one, the newest."""
 
 
-def trust_map(found: Glance, seeds: Mapping[int, Sequence[Record]], seed: int | None) -> TrustMap:
+def trust_map(found: RunMetadata, seeds: Mapping[int, Sequence[Record]], seed: int | None) -> TrustMap:
     """Return the map of one seed, or the mean over seeds; the first one's where other clients lie in each."""
     summary, federation = found.summary, found.config["federation"]
     last_lie = federation.get("placement", "last") == "last"

@@ -81,12 +81,12 @@ def read_verdict(plain: Mapping[str, Any]) -> Verdict:
     raise UserError(f"not a verdict: {plain}")
 
 
-def objections(release: Release, threat: Threat, doubts: tuple[str, ...] = ()) -> tuple[str, ...]:
+def objections(release: Release, threat: Threat, caveats: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return every reason why a figure of `release` under `threat` is not a guarantee; none: it is one.
 
-    `doubts` are those that are not about noise: a rule that is not the mean, for instance.
+    `caveats` are those that are not about noise: a rule that is not the mean, for instance.
     """
-    found = list(doubts)
+    found = list(caveats)
     if release.law.silent:
         found.append("no noise is added")
     if leans_on_liars(release, threat):
@@ -103,7 +103,7 @@ def judge(
     threat: Threat | None,
     rounds: int,
     delta: float,
-    doubts: tuple[str, ...] = (),
+    caveats: tuple[str, ...] = (),
     printed: float | None = None,
     beside: History = (),
 ) -> Verdict:
@@ -122,8 +122,8 @@ def judge(
     (24.5, 'exact', 'secldp')
     """
     if release is None or threat is None:
-        return NoGuarantee("; ".join(doubts) or "nothing is clipped and noised")
-    reasons = objections(release, threat, doubts)
+        return NoGuarantee("; ".join(caveats) or "nothing is clipped and noised")
+    reasons = objections(release, threat, caveats)
     if release.law.silent:
         return NoGuarantee("; ".join(reasons), printed)
     cost = spent(release, threat, rounds, delta, beside=beside)

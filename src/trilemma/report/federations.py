@@ -28,7 +28,7 @@ from trilemma.federation.protocol.waiting import Waiting
 from trilemma.privacy.ledger.lines import Budget
 from trilemma.privacy.ledger.statement import Statement
 from trilemma.report.client_events import Doings, doings, moment
-from trilemma.report.glance import deployed_records, glance_deployed
+from trilemma.report.run_metadata import deployed_metadata, deployed_records
 from trilemma.report.trust import places, trusted
 
 Now = Literal["heard", "absent", "unreached", "rejected", "late", "not asked", "nothing yet"]
@@ -245,7 +245,7 @@ def _runs(server: Party) -> list[Path]:
 
 def run_standing(server: Party, run: Path) -> RunStanding:
     """Return where a run in the server's folder stands."""
-    found = glance_deployed(server.folder, run)
+    found = deployed_metadata(server.folder, run)
     records = [record for one in deployed_records(found.config, run).values() for record in one]
     scored = [record for record in records if record.metrics][-LATEST:]
     return RunStanding(

@@ -12,8 +12,14 @@ from trilemma.base.errors import UserError, nearest
 from trilemma.base.keys import Key
 from trilemma.experiment import OWN
 from trilemma.experiment.assembly import learner_of, of_task
-from trilemma.report.glance import BASELINE, deployed_records, simulated_records, so_far, written_summary
 from trilemma.report.result import Result
+from trilemma.report.run_metadata import (
+    BASELINE,
+    deployed_records,
+    simulated_records,
+    so_far,
+    written_summary,
+)
 from trilemma.report.trained import Trained, in_use
 from trilemma.simulate import RunDirectory, assemble
 from trilemma.task import Task

@@ -31,7 +31,7 @@ from trilemma.learning.steps.own_scores import OwnScores, right_shares
 from trilemma.learning.steps.rounds import returned_model
 from trilemma.learning.steps.total import all_finite
 from trilemma.simulate.experiment import Experiment
-from trilemma.simulate.shelf import ClientRows, Collector
+from trilemma.simulate.state_storage import ClientRows, Collector
 
 
 class Diverged(ArithmeticError):
@@ -79,7 +79,7 @@ class Moment:
 def start(experiment: Experiment) -> Progress:
     """Return the progress before the first round."""
     ids, init = experiment.clients.ids, experiment.resolved.algorithm.init
-    held = ClientRows(experiment.shelf, len(ids))
+    held = ClientRows(experiment.storage, len(ids))
     for part in experiment.parts(ids):
         beginning = init(experiment.clients.model, part, experiment.key.fold("init"))
         held.add(_to(beginning.clients, experiment.device), len(part))
@@ -164,14 +164,14 @@ def _clients(
     training = set(members if algorithm.everyone_trains else heard)
     stepped = tuple(i for i in everyone.ids if i in training)
     parts = experiment.parts(stepped)
-    collector = Collector(experiment.shelf, len(stepped))
+    collector = Collector(experiment.storage, len(stepped))
     for part in parts:
         rows = [everyone.ids.index(i) for i in part]
         whole = part == everyone.ids
         state = progress.clients if whole else {name: held[rows] for name, held in progress.clients.items()}
         own = everyone.only(*part)
         step, _ = total.step(algorithm, progress.broadcast, state, own, progress.round, key)
-        if len(parts) == 1 and not experiment.shelf.on_disk:
+        if len(parts) == 1 and not experiment.storage.on_disk:
             return stepped, step
         collector.add(step)
     return stepped, collector.step()
@@ -184,7 +184,7 @@ def _merged(experiment: Experiment, before: State, stepped: tuple[int, ...], aft
     rows = torch.tensor([experiment.clients.ids.index(i) for i in stepped], device=experiment.device)
     merged = {}
     for name, tensor in before.items():
-        merged[name] = experiment.shelf.empty(tensor.shape, tensor).copy_(tensor)
+        merged[name] = experiment.storage.empty(tensor.shape, tensor).copy_(tensor)
         merged[name].index_copy_(0, rows, after[name])
     return merged
 
@@ -216,9 +216,9 @@ def _received(
     algorithm, craft = experiment.resolved.algorithm, experiment.attack.craft
     row = {i: index for index, i in enumerate(stepped)}
     if not liars or craft is None:
-        messages = experiment.shelf.those(sent, [row[i] for i in heard])
+        messages = experiment.storage.those(sent, [row[i] for i in heard])
         return _Received(messages, layout.lengths(messages).total)
-    honest = experiment.shelf.those(sent, [row[i] for i in heard if i not in liars])
+    honest = experiment.storage.those(sent, [row[i] for i in heard if i not in liars])
     own = sent.rows([row[i] for i in liars]).vectors if liars[0] in row else None
     positions = tuple(heard.index(i) for i in liars)
     last = positions == tuple(range(len(heard) - len(liars), len(heard)))
@@ -238,8 +238,8 @@ def _received(
         if experiment.attack.informed is not None:
             view = experiment.attack.informed(Moment(experiment, progress, sent, stepped, heard), view)
     crafted = craft(view)
-    if experiment.shelf.on_disk:
-        stack = experiment.shelf.empty((view.clients, honest.vectors.shape[1]), honest.vectors)
+    if experiment.storage.on_disk:
+        stack = experiment.storage.empty((view.clients, honest.vectors.shape[1]), honest.vectors)
         lies = view.order >= len(honest.vectors)
         stack.index_copy_(0, (~lies).nonzero().flatten(), honest.vectors)
         stack.index_copy_(0, lies.nonzero().flatten(), crafted.messages)
@@ -279,7 +279,7 @@ def _check_finite(experiment: Experiment, round_: int, sent: ClientStep, honest:
 
 
 def _all_finite(experiment: Experiment, vectors: Tensor, rows: list[int]) -> bool:
-    if experiment.shelf.on_disk:  # row by row: a mask of all messages may not fit into memory
+    if experiment.storage.on_disk:  # row by row: a mask of all messages may not fit into memory
         return all(all_finite(vectors[row]) for row in rows)
     return all_finite(vectors) or all_finite(Messages(vectors).rows(rows).vectors)
 

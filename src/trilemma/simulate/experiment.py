@@ -34,7 +34,7 @@ from trilemma.models.types import Model
 from trilemma.privacy.accounting.accountants import AccountantAnswer
 from trilemma.privacy.types import NoiseSource
 from trilemma.simulate.ranks import Ranks
-from trilemma.simulate.shelf import StateShelf
+from trilemma.simulate.state_storage import StateStorage
 from trilemma.task import Learner, Task
 
 
@@ -95,7 +95,7 @@ class Experiment:
     learner: Learner | None = None
     ranks: Ranks | None = None
     """The processes that share this run; `clients` are then those of this process. None: only this one."""
-    shelf: StateShelf = field(default_factory=StateShelf)
+    storage: StateStorage = field(default_factory=StateStorage)
     """Where the clients' state and messages are kept: in memory or on disk."""
     root: SimulatedClients | None = None
     """The server's public examples, as a client without noise; None: it has none."""

@@ -27,7 +27,7 @@ from trilemma.simulate.ranks import Ranks
 from trilemma.simulate.rehearsal import verify
 from trilemma.simulate.room import check_room, said_where_memory_ends
 from trilemma.simulate.shards import own_progress, shared_out, whole_progress
-from trilemma.simulate.shelf import StateShelf
+from trilemma.simulate.state_storage import StateStorage
 from trilemma.task import Task
 
 
@@ -128,7 +128,7 @@ def _run(directory: RunDirectory, observer: Observer, task: Task | None, ranks: 
             folder = directory.seed(seed)
             experiment = _assembled(directory.config, seed, task, ranks)
             if directory.config.run.state == "disk":
-                experiment = replace(experiment, shelf=StateShelf(folder.path))
+                experiment = replace(experiment, storage=StateStorage(folder.path))
             try:
                 results[seed] = _run_seed(experiment, folder, observer)
             except engine.Diverged as stop:
@@ -230,7 +230,7 @@ def _restored(experiment: Experiment, folder: SeedDirectory) -> Progress | None:
 
     The process that writes also drops the metrics of later rounds.
     """
-    progress = folder.checkpoint(experiment.device, mapped=experiment.shelf.on_disk)
+    progress = folder.checkpoint(experiment.device, mapped=experiment.storage.on_disk)
     if progress is not None:
         with files.readable(folder.checkpoint_path, "a checkpoint of this run"):
             check_progress(experiment, progress)

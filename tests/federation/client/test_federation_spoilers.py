@@ -112,8 +112,8 @@ def test_nobody_is_left_out_for_what_it_did_not_sign(parties, show):
         told, _ = wire.loads(asked, kinds.Confirm)
         shown = Confirmation.decode(told.confirmations["0"])
         sighting = show(parties, Sighting("", shown.ledger, shown.signature))
-        doubts = {"0": sighting.encode()}
-        return wire.dumps(kinds.Doubted(client=client, run=told.run, epoch=told.epoch, shown=doubts))
+        caveats = {"0": sighting.encode()}
+        return wire.dumps(kinds.Doubted(client=client, run=told.run, epoch=told.epoch, shown=caveats))
 
     runner, said = coordinator(parties, Direct(parties, spoil))
     assert runner.go().rounds == 2

@@ -25,7 +25,7 @@ from trilemma.federation.protocol.events import EPOCH_CALLED, RUN_FAILED
 from trilemma.federation.server.server import open_run
 from trilemma.page import runs
 from trilemma.report.federations import standing
-from trilemma.report.glance import glance_deployed
+from trilemma.report.run_metadata import deployed_metadata
 from trilemma.report.trust import shares
 
 CLIENTS = 6
@@ -227,7 +227,7 @@ def test_who_came_later_is_shown_and_a_broken_run_hides_no_other(tmp_path):
 
 def test_a_private_federation_is_not_called_one_without_a_guarantee(finished):
     """The server knows no ε, and says who does: no ∞, and nothing in red."""
-    found = glance_deployed(finished / "server", finished / "server" / "state" / "runs" / "run")
+    found = deployed_metadata(finished / "server", finished / "server" / "state" / "runs" / "run")
     said = runs.guarantee_of(found)
     assert (said.held, said.text) == (None, "in each client's ledger")
     assert runs.epsilon_shown(found) == "in each client's ledger"

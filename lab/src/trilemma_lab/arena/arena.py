@@ -5,7 +5,7 @@ against which adversary; all seeds together. Cells that are finished are not run
 continues. What is reported is the least accuracy over adversaries and seeds, never a mean.
 
 What was measured is kept as rows in one file (`record`, lab/results/frontier.json), a row for every seed of
-every cell; `standings` makes tables of them, `gaps` says what they lack.
+every cell; `standings` makes tables of them, `missing` says what they lack.
 """
 
 from __future__ import annotations

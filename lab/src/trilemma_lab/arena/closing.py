@@ -1,7 +1,7 @@
 """Run what the arena lacks: what each cell is to meet next, then what that leaves open, until all is done.
 
 A cell that somebody brings to chance is not run again, so what is most telling for its price comes first
-(`gaps`). What has ended is in the file of rows within seconds. Ctrl-C, the end of the time given, and a
+(`missing`). What has ended is in the file of rows within seconds. Ctrl-C, the end of the time given, and a
 crash lose no finished cell: the same call goes on.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trilemma import simulate
 from trilemma.simulate.sweep import Failure, Job, Watcher
-from trilemma_lab.arena import arena, gaps
+from trilemma_lab.arena import arena, missing
 from trilemma_lab.arena.arena import Bout, Row
 
 WRITTEN = 10.0
@@ -77,7 +77,7 @@ def close(
     out: Path,
     watched: Callable[[], AbstractContextManager[Watcher]],
     *,
-    wanted: Callable[[gaps.GapStanding], bool] = lambda one: True,
+    wanted: Callable[[missing.CellStanding], bool] = lambda one: True,
     adversaries: Sequence[str] = (),
     changes: Sequence[str] = (),
     jobs: int | None = None,
@@ -95,7 +95,7 @@ def close(
     with limited(minutes) as late:
         try:
             while True:
-                said = gaps.next_bouts(found, wanted, adversaries, changes, reasons.append)
+                said = missing.next_bouts(found, wanted, adversaries, changes, reasons.append)
                 due = [bout for bout in said if bout.cell.name not in asked]
                 if not due:
                     return Closed(tuple(new), failed, tuple(dict.fromkeys(reasons)), True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from trilemma.experiment import load
 from trilemma.report import Table
 from trilemma_lab.arena.arena import EVERY_ADVERSARY, GROUNDS, RULES, THREATS, Row
-from trilemma_lab.arena.gaps import GapStanding, tally
+from trilemma_lab.arena.missing import CellStanding, tally
 
 SHOWN = ("caf", "evidence+caf", "evidence+nnm+caf")
 """Whose worst cases are shown first: the best of rules that look at one round, and what is built here."""
@@ -99,7 +99,9 @@ def _bound(group: Sequence[Row]) -> str:
     """Return a ≤ for a cell that did not meet all of the strongest, unless liars have no say in it."""
     one = group[0]
     alone = any("alone" in said for said in RULES.get(one.rule, ()))
-    return "≤" if not alone and GapStanding(one.ground, one.threat, one.f, one.rule, list(group)).open else ""
+    return (
+        "≤" if not alone and CellStanding(one.ground, one.threat, one.f, one.rule, list(group)).open else ""
+    )
 
 
 def markdown(found: Sequence[Row], part: str) -> str:

@@ -191,13 +191,14 @@ def _run(
 
 def _show(show: Path, results: Path | None, details: bool, missing: bool) -> None:
     """Print the tables of a file, and put its rows into another."""
-    from trilemma_lab.arena import arena, gaps, standings
+    from trilemma_lab.arena import arena, standings
+    from trilemma_lab.arena import missing as lacking
 
     shown = arena.read(show)
     if results is not None:
         arena.record(results, shown)
     if missing:
-        print(f"{gaps.tally(shown).markdown()}\n\n{gaps.missing(shown).markdown()}")
+        print(f"{lacking.tally(shown).markdown()}\n\n{lacking.table(shown).markdown()}")
     else:
         print(standings.markdown(shown, "adversaries" if details else "worst"))
 
@@ -210,13 +211,13 @@ def _close(
 
     from trilemma.base.errors import UserError
     from trilemma.report.progress import GridProgress
-    from trilemma_lab.arena import arena, closing, gaps
+    from trilemma_lab.arena import arena, closing, missing
 
-    def wanted(one: gaps.GapStanding) -> bool:
+    def wanted(one: missing.CellStanding) -> bool:
         return all(getattr(one, name) in some for name, some in asked.items())
 
-    if not any(map(wanted, gaps.standings(()))):
-        rules = ", ".join(dict.fromkeys(one.rule for one in gaps.standings(())))
+    if not any(map(wanted, missing.standings(()))):
+        rules = ", ".join(dict.fromkeys(one.rule for one in missing.standings(())))
         raise UserError(f"the arena has no such cell; rules: {rules}; {_liars(arena.GROUNDS)}")
     console = Console(stderr=True)
     try:
@@ -225,7 +226,7 @@ def _close(
         console.print("stopped; what is finished counts, the same command continues", highlight=False)
         raise
     print(f"{len(done.rows)} rows{'' if done.ended else '; the time is over, the same command continues'}")
-    print(gaps.tally(arena.read(results) if results.exists() else []).markdown())
+    print(missing.tally(arena.read(results) if results.exists() else []).markdown())
     for reason in done.refused:
         print(f"not defined: {reason}")
     _failed({name: failure.reason for name, failure in done.failed.items()})

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from trilemma_lab.papers.published import Paper
     from trilemma_lab.studies.grid import Place
-    from trilemma_lab.studies.kept import Kept
     from trilemma_lab.studies.measured import Results
+    from trilemma_lab.studies.result_files import ResultFiles
     from trilemma_lab.studies.study import Study
 
 papers_app = typer.Typer(
@@ -49,11 +49,11 @@ def list_command(
     from trilemma.report import Table
     from trilemma_lab.papers import studies
     from trilemma_lab.studies.filled import filled
-    from trilemma_lab.studies.kept import Kept
+    from trilemma_lab.studies.result_files import ResultFiles
 
     if results != RESULTS and not results.is_dir():
         raise UserError(f"there is no folder {str(results)!r} of results")
-    files = Kept(studies, results)
+    files = ResultFiles(studies, results)
     there = {name: files.read(name) for name in sorted(studies)}
     if tables:
         rows = [
@@ -82,7 +82,7 @@ def _standing(study: Study, found: Results) -> list[str]:
     if study.compute is None:
         runs = f"{len(study.runs())} runs, quick {len(study.runs(quick=True))}"
         much = f"{runs}; filled: {altogether(filled(study, found)).words}"
-    age = found.age(study.module).brief
+    age = found.staleness(study.module).brief
     when = f"results of {found.date}" if found.date else "results without a date"
     standing = ", ".join(one for one in (when, age) if one) if found.cells else "no results"
     return [line for line in (much, standing) if line]
@@ -134,11 +134,11 @@ def run_command(
     from trilemma_lab.arena.closing import limited
     from trilemma_lab.papers import studies
     from trilemma_lab.studies import filled
-    from trilemma_lab.studies.kept import Kept
+    from trilemma_lab.studies.result_files import ResultFiles
 
     console = Console(stderr=True)
     chosen = {name: studies[name] for name in ([*studies] if names == ["all"] else names)}
-    kept = Kept(chosen, results, quick)
+    kept = ResultFiles(chosen, results, quick)
     before = {name: kept.read(name) for name in chosen}  # what cannot be read is named before anything runs
     asked = _places(chosen, seeds, quick, only, set_ or [])
     if settled:
@@ -178,7 +178,7 @@ def run_command(
 def _run_until_nothing_is_missing(
     wanted: Mapping[str, Sequence[Place]],
     asked: Mapping[str, Sequence[Place]],
-    kept: Kept,
+    kept: ResultFiles,
     run: Callable[[Mapping[str, Sequence[Place]]], None],
 ) -> None:
     """Run what results lack, and what they lack then, of what is asked for; nothing is run twice.
@@ -216,7 +216,7 @@ def _places(
 
 def _run(
     wanted: Mapping[str, Sequence[Place]],
-    kept: Kept,
+    kept: ResultFiles,
     folder: Path,
     jobs: int | None,
     console: Console,
@@ -299,20 +299,20 @@ def check_command(
 
     from trilemma.report.progress import GridProgress
     from trilemma_lab.papers import studies
-    from trilemma_lab.studies.again import run_again
-    from trilemma_lab.studies.kept import Kept
     from trilemma_lab.studies.measured import read_results
+    from trilemma_lab.studies.rerun import rerun_cells
+    from trilemma_lab.studies.result_files import ResultFiles
 
-    kept = Kept({name: studies[name] for name in names}, results)
+    kept = ResultFiles({name: studies[name] for name in names}, results)
     there = {name: read_results(kept.path(name)) for name in kept.studies}
     kept.check_room()
     for name, before in there.items():
         with tempfile.TemporaryDirectory() as fresh, GridProgress(Console(stderr=True)) as watcher:
             folder = (out or Path(fresh)) / name
-            found = run_again(name, studies[name], before, cells, folder, jobs, watcher)
-        assert found.again is not None
-        kept.add_again(name, before, found.again, found.sources[found.again.code])
-        print(f"{name}: {found.again.words(today=True)}")
+            found = rerun_cells(name, studies[name], before, cells, folder, jobs, watcher)
+        assert found.rerun is not None
+        kept.add_rerun(name, before, found.rerun, found.sources[found.rerun.code])
+        print(f"{name}: {found.rerun.words(today=True)}")
 
 
 Quick = Annotated[bool, typer.Option("--quick", help="the results of a quick look")]

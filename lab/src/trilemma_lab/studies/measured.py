@@ -2,7 +2,7 @@
 
     study, version, code, date, device      which study, by which code, when, where
     sources                                 by code: the sources that made it, with a digest of each
-    again                                   cells that were run again since, and whether they are the same
+    rerun                                   cells that were run again since, and whether they are the same
     base                                    what all its configurations say, by key
     cells                                   table, row, column; what differs from the base; metrics by seed;
                                             of a grid of hyper-parameters, what each that was tried gave
@@ -32,9 +32,9 @@ from trilemma.base.records import Spread
 from trilemma.base.typed import Count, Finite, Seed, typed
 from trilemma.base.version import VERSION
 from trilemma.report import Result
-from trilemma_lab.studies.age import Age, Rerun
 from trilemma_lab.studies.grid import SEEDS, Place
 from trilemma_lab.studies.sources import Sources, changed, code_of, sources_of
+from trilemma_lab.studies.staleness import Rerun, Staleness
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Results:
     device: str = ""
     note: str = ""
     sources: Mapping[str, Sources] = field(default_factory=dict, repr=False)
-    again: Rerun | None = None
+    rerun: Rerun | None = None
 
-    def age(self, compute: str = "") -> Age:
+    def staleness(self, compute: str = "") -> Staleness:
         """Say how far they are behind today's code; `compute` is the module of a study without runs."""
         by_code: dict[str, list[Measured]] = {}
         for cell in self.cells:
@@ -93,18 +93,18 @@ class Results:
         }
         unknown = sum(len(cells) for code, cells in by_code.items() if code not in self.sources)
         behind = bool(differing or unknown)
-        again = "" if self.again is None or not behind else self.again.words(self._by_todays_code())
-        return Age(len(self.cells), unknown, tuple(sorted(differing)), again)
+        again = "" if self.rerun is None or not behind else self.rerun.words(self._by_todays_code())
+        return Staleness(len(self.cells), unknown, tuple(sorted(differing)), again)
 
     def _by_todays_code(self) -> bool:
         """Whether what was run again was run by today's sources."""
-        assert self.again is not None
-        settings = [cell.settings for cell in self.cells if cell.place in self.again.places]
-        return not changed(self.sources.get(self.again.code, {}), sources_of(settings))
+        assert self.rerun is not None
+        settings = [cell.settings for cell in self.cells if cell.place in self.rerun.places]
+        return not changed(self.sources.get(self.rerun.code, {}), sources_of(settings))
 
-    def with_again(self, again: Rerun, sources: Sources) -> Results:
+    def with_rerun(self, rerun: Rerun, sources: Sources) -> Results:
         """Return them with what was run again since, and the sources it was run by."""
-        return replace(self, again=again, sources={**self.sources, again.code: sources})
+        return replace(self, rerun=rerun, sources={**self.sources, rerun.code: sources})
 
     def merged(self, cells: Sequence[Measured], compute: str = "") -> Results:
         """Return these results with new ones in the place of old ones; what is kept says of when it is.
@@ -124,14 +124,14 @@ class Results:
             there = {place: replace(cell, of=cell.of or self.about) for place, cell in there.items()}
         together = {**there, **{at: _beside(there.get(at), cell, fresh) for at, cell in new.items()}}
         note = self.note if there.keys() - new.keys() else ""
-        again = self.again if self.again is not None and new.keys().isdisjoint(self.again.places) else None
+        again = self.rerun if self.rerun is not None and new.keys().isdisjoint(self.rerun.places) else None
         codes = {cell.code for cell in together.values()} | ({again.code} if again is not None else set())
         kept = {code: found for code, found in self.sources.items() if code in codes}
         return replace(
             fresh,
             cells=tuple(together.values()),
             note=note,
-            again=again,
+            rerun=again,
             sources={**kept, **fresh.sources},
         )
 
@@ -372,7 +372,7 @@ def write_results(results: Results, path: Path) -> None:
         for cell, own in zip(results.cells, settings, strict=True)
     ]
     about = {name: getattr(results, name) for name in ("study", "version", "code", "date", "device", "note")}
-    again = {} if results.again is None else {"again": asdict(results.again)}
+    again = {} if results.rerun is None else {"rerun": asdict(results.rerun)}
     said = {**about, "sources": results.sources, **again, "base": base, "cells": cells}
     text = json.dumps(said, indent=1, ensure_ascii=False)
     files.write_atomically(path, (text + "\n").encode())

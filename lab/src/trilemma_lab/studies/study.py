@@ -18,8 +18,8 @@ from trilemma.simulate import Watcher
 from trilemma.simulate.sweep import Failure, Job
 from trilemma_lab.papers.published import Paper
 from trilemma_lab.studies.grid import SEEDS, Place, Searched, point, searched
-from trilemma_lab.studies.made import made_elsewhere, write_down
 from trilemma_lab.studies.measured import Measured, Results, best, measured, pooled
+from trilemma_lab.studies.provenance import other_provenance, write_down
 from trilemma_lab.studies.sources import own_tree
 
 Measure = Callable[[Result], Mapping[str, Spread]]
@@ -241,7 +241,7 @@ class _Reader(Watcher):
     def _read(self, cell: str) -> list[str]:
         """Measure a finished run; return the studies it belongs to."""
         result = load_cell(self._out / cell)
-        of = made_elsewhere(self._out / cell, self._settings(cell))
+        of = other_provenance(self._out / cell, self._settings(cell))
         for name, places in self._places[cell].items():
             self._measured[name][cell] = studies[name].read(places, result, of)
         return [*self._places[cell]]

@@ -152,7 +152,7 @@ def verdict_table(name: str, results: Results, paper: Paper, compute: str = "") 
     kinds = ("agrees", "ordering agrees", "differs")
     given: list[str] = [*(one.kind for one in found), *(one.kind for one in claimed)]
     counts = ", ".join(f"{kind}: {given.count(kind)}" for kind in kinds) if given else NOTHING
-    age = results.age(compute).words
+    age = results.staleness(compute).words
     partly = partly_searched(studies[name], results.cells) if name in studies else []
     remarks = [
         counts,

@@ -16,7 +16,7 @@ from trilemma.base import files
 from trilemma.base.records import Record
 from trilemma.experiment import Config
 from trilemma.learning.protocol import State
-from trilemma.report.glance import written_summary
+from trilemma.report.run_metadata import written_summary
 from trilemma.simulate.directory import SeedDirectory
 from trilemma_lab.papers.lp_proj.grid import GridPoint, lookup
 from trilemma_lab.papers.lp_proj.methods import METHODS

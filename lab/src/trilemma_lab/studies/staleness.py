@@ -8,23 +8,23 @@ from trilemma.base.typed import Count, Number
 
 
 @dataclass(frozen=True)
-class Age:
+class Staleness:
     """How far results are behind the code: cells whose code is not known, sources that changed since.
 
-    >>> Age(40, 3, ("learning/steps/momentum.py",)).words
+    >>> Staleness(40, 3, ("learning/steps/momentum.py",)).words
     '3 of 40 cells are by code that is not known; 1 source has changed since: learning/steps/momentum.py'
     """
 
     cells: int
     unknown: int
     changed: tuple[str, ...]
-    again: str = ""
+    rerun: str = ""
     """What was run again since, in words."""
 
     @property
     def words(self) -> str:
         """Say it; nothing where today's sources made all of it."""
-        kept = (self._of_unknown_code(), self._of_changed_sources(), self.again)
+        kept = (self._of_unknown_code(), self._of_changed_sources(), self.rerun)
         return "; ".join(one for one in kept if one)
 
     @property
@@ -33,7 +33,7 @@ class Age:
         unknown = "of earlier code" if self.unknown == self.cells else "in part of earlier code"
         count = len(self.changed)
         changes = f"{count} source{'s' if count > 1 else ''} changed since" if count else ""
-        return "; ".join(one for one in (unknown if self.unknown else "", changes, self.again) if one)
+        return "; ".join(one for one in (unknown if self.unknown else "", changes, self.rerun) if one)
 
     def _of_unknown_code(self) -> str:
         return f"{self.unknown} of {self.cells} cells are by code that is not known" if self.unknown else ""

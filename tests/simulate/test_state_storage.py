@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trilemma import config, simulate
-from trilemma.simulate.shelf import StateShelf
+from trilemma.simulate.state_storage import StateStorage
 
 BASE = {
     "data": {"name": "phishing"},
@@ -77,7 +77,7 @@ def test_clients_stepped_some_at_a_time_are_those_stepped_together(tmp_path: Pat
 
 
 def test_a_tensor_on_the_shelf_is_a_file_without_a_name(tmp_path: Path) -> None:
-    rows = StateShelf(tmp_path).empty((100, 50), torch.ones(1))
+    rows = StateStorage(tmp_path).empty((100, 50), torch.ones(1))
     rows.fill_(3.0)
     assert float(rows.sum()) == 15000.0
     assert list(tmp_path.iterdir()) == []

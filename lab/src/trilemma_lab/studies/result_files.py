@@ -8,14 +8,14 @@ from pathlib import Path
 
 from trilemma.base import files
 from trilemma.base.errors import UserError
-from trilemma_lab.studies.age import Rerun
 from trilemma_lab.studies.measured import Measured, Results, new_results, read_results, write_results
 from trilemma_lab.studies.sources import Sources
+from trilemma_lab.studies.staleness import Rerun
 from trilemma_lab.studies.study import Study
 
 
 @dataclass(frozen=True)
-class Kept:
+class ResultFiles:
     """Results of studies, by name, in a folder; those of quick looks have files of their own."""
 
     studies: Mapping[str, Study]
@@ -36,7 +36,7 @@ class Kept:
             together = self.read(name).merged(found, self.studies[name].module)
             write_results(self.studies[name].ordered(together), self.path(name))
 
-    def add_again(self, name: str, before: Results, again: Rerun, sources: Sources) -> None:
+    def add_rerun(self, name: str, before: Results, again: Rerun, sources: Sources) -> None:
         """Put into a study's file what running some of its cells again has shown; refuse it of others."""
         with files.changing(self.path(name)):
             now = self.read(name)
@@ -45,7 +45,7 @@ class Kept:
                 raise UserError(
                     f"cells of {name} that were run again were measured anew meanwhile: repeat it"
                 )
-            write_results(now.with_again(again, sources), self.path(name))
+            write_results(now.with_rerun(again, sources), self.path(name))
 
     def check_room(self) -> None:
         """Refuse files that could not be written, before anything is run for them.

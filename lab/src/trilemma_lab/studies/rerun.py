@@ -12,8 +12,8 @@ from pathlib import Path
 from trilemma.base.errors import UserError
 from trilemma.experiment.sweep import leaves
 from trilemma.simulate import Watcher
-from trilemma_lab.studies.age import Rerun
 from trilemma_lab.studies.measured import Measured, Results, alike, new_results
+from trilemma_lab.studies.staleness import Rerun
 from trilemma_lab.studies.study import Study, run_studies
 
 
@@ -35,7 +35,7 @@ def chosen(results: Results, count: int) -> list[Measured]:
     return [able[len(able) * (2 * i + 1) // (2 * count)] for i in range(count)]
 
 
-def run_again(
+def rerun_cells(
     name: str, study: Study, results: Results, count: int, out: Path, jobs: int | None, watcher: Watcher
 ) -> Results:
     """Run `count` cells once more, the first seed of each, below `out`; return the results with what came."""
@@ -67,7 +67,7 @@ def run_again(
         date=made.date,
         device=made.device,
     )
-    return results.with_again(again, made.sources[made.code])
+    return results.with_rerun(again, made.sources[made.code])
 
 
 def _of_this(cell: Measured, results: Results) -> bool:

@@ -62,7 +62,7 @@ def chance(ground: str) -> float:
 
 
 @dataclass(frozen=True)
-class GapStanding:
+class CellStanding:
     """A cell of the arena and the rows there are of it."""
 
     ground: str
@@ -108,7 +108,7 @@ class GapStanding:
 STATES = ("met all", "at chance", "met some", "met nobody")
 
 
-def standings(found: Sequence[Row]) -> Iterator[GapStanding]:
+def standings(found: Sequence[Row]) -> Iterator[CellStanding]:
     """Yield every cell of the arena; smea's where its search ends, rules that go on learning never."""
     met: dict[tuple[str, str, int, str], list[Row]] = {}
     for row in found:
@@ -119,10 +119,10 @@ def standings(found: Sequence[Row]) -> Iterator[GapStanding]:
             for liars in ground.liars:
                 for rule in rules:
                     place = (name, threat, liars, rule)
-                    yield GapStanding(*place, met.get(place, []))
+                    yield CellStanding(*place, met.get(place, []))
 
 
-def missing(found: Sequence[Row]) -> Table:
+def table(found: Sequence[Row]) -> Table:
     """Return the cells that are not at chance and did not meet all of the strongest with seeds 1 to 3.
 
     >>> missing([]).rows[0]
@@ -136,7 +136,7 @@ def missing(found: Sequence[Row]) -> Table:
     return Table("", ("trained", "threat", "f", "rule", "worst so far", "not met"), tuple(body), words=6)
 
 
-def _whom(one: GapStanding) -> str:
+def _whom(one: CellStanding) -> str:
     """Say whom a cell did not meet, and with how many seeds those whom it met with fewer than three."""
     if not one.there:
         return "anybody"
@@ -166,7 +166,7 @@ def tally(found: Sequence[Row]) -> Table:
 
 def next_bouts(
     found: Sequence[Row],
-    wanted: Callable[[GapStanding], bool] = lambda one: True,
+    wanted: Callable[[CellStanding], bool] = lambda one: True,
     adversaries: Sequence[str] = (),
     changes: Sequence[str] = (),
     refused: Callable[[str], None] = lambda reason: None,
@@ -187,7 +187,7 @@ def next_bouts(
         yield from arena.bouts(*at, refused)
 
 
-def _step(one: GapStanding, adversaries: Sequence[str]) -> tuple[int, str, frozenset[int]] | None:
+def _step(one: CellStanding, adversaries: Sequence[str]) -> tuple[int, str, frozenset[int]] | None:
     """Return a cell's next adversary and seeds, and how many it met; None: it met all that are asked for."""
     order = [name for name in strongest(one.ground, one.rule) if not adversaries or name in adversaries]
     lacking = one.lacking

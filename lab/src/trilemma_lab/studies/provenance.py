@@ -18,11 +18,11 @@ from trilemma.base.typed import typed
 from trilemma_lab.studies.measured import device_name
 from trilemma_lab.studies.sources import code_of, sources_of
 
-FILE = "made.json"
+FILE = "provenance.json"
 
 
 @dataclass(frozen=True)
-class Made:
+class Provenance:
     """When, where and by which code a run was made."""
 
     device: str
@@ -37,16 +37,16 @@ class Made:
 
 def write_down(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write beside a run that has just ended that today's code on this machine made it."""
-    made = Made(device_name(), datetime.date.today().isoformat(), _code(settings))
+    made = Provenance(device_name(), datetime.date.today().isoformat(), _code(settings))
     files.write_atomically(folder / FILE, (json.dumps(asdict(made)) + "\n").encode())
 
 
-def made_elsewhere(folder: Path, settings: Mapping[str, Any]) -> str:
+def other_provenance(folder: Path, settings: Mapping[str, Any]) -> str:
     """Return when, where and by which code a run was made; nothing where it was today's on such a device."""
     if not (folder / FILE).is_file():
         return "device unknown, date unknown; code not on record"
     with files.readable(folder / FILE, "what made a run"):
-        made = typed(Made, json.loads((folder / FILE).read_text("utf-8")))
+        made = typed(Provenance, json.loads((folder / FILE).read_text("utf-8")))
     here = (device_name(), _code(settings))
     return "" if (made.device, made.code) == here else made.words
 

@@ -13,7 +13,7 @@ from trilemma.base.errors import UserError
 from trilemma.cli.app import app
 from trilemma.simulate.sweep import Failure, Job, Watcher
 from trilemma.simulate.sweep.grid import CellOutcome
-from trilemma_lab.arena import arena, closing, gaps, standings
+from trilemma_lab.arena import arena, closing, missing, standings
 
 ROW = arena.Row("phishing-7", "LDP", 3, "caf", "loss", 1, 0.8, 0, 1, 69, 1.5)
 
@@ -24,11 +24,11 @@ def row(**changes: object) -> arena.Row:
 
 def test_what_is_missing_are_cells_that_the_strongest_liars_did_not_meet() -> None:
     everybody = [
-        row(adversary=name, seed=seed) for name in gaps.strongest("phishing-7") for seed in (1, 2, 3)
+        row(adversary=name, seed=seed) for name in missing.strongest("phishing-7") for seed in (1, 2, 3)
     ]
     lost = [row(rule="mean", accuracy=0.44)]
     some = [row(rule="cwmed", adversary="foe"), row(rule="cwmed", seed=4, adversary="errors", accuracy=0.7)]
-    listed = {one[:4]: one[4:] for one in gaps.missing([*everybody, *lost, *some]).rows}
+    listed = {one[:4]: one[4:] for one in missing.table([*everybody, *lost, *some]).rows}
     place = ("phishing-7", "LDP", "3")
     assert (*place, "caf") not in listed, "all of them, with three seeds"
     assert (*place, "mean") not in listed, "it is lost"
@@ -43,20 +43,20 @@ def test_what_is_missing_are_cells_that_the_strongest_liars_did_not_meet() -> No
 
 def test_every_cell_is_counted_once_and_one_at_chance_is_not_missing() -> None:
     everybody = [
-        row(adversary=name, seed=seed) for name in gaps.strongest("phishing-7") for seed in (1, 2, 3)
+        row(adversary=name, seed=seed) for name in missing.strongest("phishing-7") for seed in (1, 2, 3)
     ]
     rows = [*everybody, row(rule="mean", accuracy=0.56), row(rule="cwmed", accuracy=0.57)]
-    counted = {one[0]: one[1:] for one in gaps.tally(rows).rows}
+    counted = {one[0]: one[1:] for one in missing.tally(rows).rows}
     assert counted["phishing-7"] == ("48", "1", "1", "1", "45")
     assert counted["mnist-drawn"] == ("132", "0", "0", "0", "132")
     everything = [tuple(map(int, one)) for name, one in counted.items() if name != "all"]
     assert tuple(map(int, counted["all"])) == tuple(map(sum, zip(*everything, strict=True)))
-    assert len(gaps.missing(rows).rows) == int(counted["all"][3]) + int(counted["all"][4])
+    assert len(missing.table(rows).rows) == int(counted["all"][3]) + int(counted["all"][4])
 
 
 def test_what_goes_on_learning_has_to_meet_those_who_reckon_with_it() -> None:
     """Otherwise its worst case says ≤, whoever else was met."""
-    rule, order = "evidence+mean with a root set", gaps.strongest("mnist-drawn")
+    rule, order = "evidence+mean with a root set", missing.strongest("mnist-drawn")
     met = [
         row(ground="mnist-drawn", f=5, rule=rule, adversary=name, seed=seed)
         for name in order
@@ -73,7 +73,7 @@ def test_what_goes_on_learning_has_to_meet_those_who_reckon_with_it() -> None:
 
 
 def test_a_worst_case_that_may_yet_fall_says_so() -> None:
-    order = gaps.strongest("phishing-7")
+    order = missing.strongest("phishing-7")
     everybody = [row(adversary=name, seed=seed) for name in order for seed in (1, 2, 3)]
     root = [row(ground="mnist-features", f=5, rule="root set alone")]
     told = {one[0]: one[1] for table in standings.worst([*everybody, *root]) for one in table.rows}
@@ -90,9 +90,9 @@ def of_one_rule(rule: str):  # type: ignore[no-untyped-def]
 
 
 def test_a_cell_meets_everybody_with_one_seed_before_the_other_seeds_and_nobody_once_it_is_lost() -> None:
-    order, rows, met = gaps.strongest("phishing-7"), [row(adversary="errors", seed=2)], []
+    order, rows, met = missing.strongest("phishing-7"), [row(adversary="errors", seed=2)], []
     for _ in range(20):
-        due = list(gaps.next_bouts(rows, of_one_rule("caf")))
+        due = list(missing.next_bouts(rows, of_one_rule("caf")))
         if not due:
             break
         [bout] = due
@@ -102,7 +102,7 @@ def test_a_cell_meets_everybody_with_one_seed_before_the_other_seeds_and_nobody_
     rest = [(name, (1, 3) if name == "errors" else (2, 3)) for name in order]
     assert met == [*alone, *rest]
     rows = [row(adversary=order[0], accuracy=0.5)]
-    assert not list(gaps.next_bouts(rows, of_one_rule("caf")))
+    assert not list(missing.next_bouts(rows, of_one_rule("caf")))
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def some(*rules: str):  # type: ignore[no-untyped-def]
 
 
 def test_exactly_what_a_file_lacks_is_run_and_put_into_it(tmp_path: Path, played: list[str]) -> None:
-    kept, order = tmp_path / "rows.json", gaps.strongest("phishing-7")
+    kept, order = tmp_path / "rows.json", missing.strongest("phishing-7")
     arena.record(kept, [row(adversary="foe", seed=seed) for seed in (1, 2, 3)])
     done = closing.close(kept, tmp_path / "cells", Watched, wanted=some("mean", "caf", "smea"))
     assert done.ended

@@ -45,7 +45,7 @@ PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
-class Glance:
+class RunMetadata:
     """A run as its folder tells it: configuration as plain values, summary, where it stands.
 
     `done` has the rounds each seed has finished, `newest` the newest record of them all, `changed` when
@@ -62,7 +62,7 @@ class Glance:
     deployed: bool = False
 
 
-def glance(folder: Path) -> Glance:
+def run_metadata(folder: Path) -> RunMetadata:
     """Look at a simulated run's directory."""
     with readable(folder):
         from trilemma.simulate.directory import SeedDirectory  # only here: it takes torch
@@ -80,7 +80,7 @@ def glance(folder: Path) -> Glance:
         return _stand(folder, config, summary, finished, newest, paths)
 
 
-def glance_deployed(server: Path, run: Path) -> Glance:
+def deployed_metadata(server: Path, run: Path) -> RunMetadata:
     """Look at a run in the folder of a federation's server."""
     with readable(run):
         config = plain_config(server / "config.toml")
@@ -104,8 +104,8 @@ def _stand(
     newest: Mapping[int, Record | None],
     paths: Sequence[Path],
     deployed: bool = False,
-) -> Glance:
-    """Return the glance at a run; where it stands is told by when something was written in `paths` last."""
+) -> RunMetadata:
+    """Return the metadata of a run; where it stands is told by when something was written in `paths` last."""
     changed = max(path.stat().st_mtime for path in paths if path.exists())
     latest = max((one for one in newest.values() if one), key=lambda one: one.round, default=None)
     patience = PATIENCE if latest is None else max(PATIENCE, 5 * math.fsum(latest.seconds.values()))
@@ -113,7 +113,7 @@ def _stand(
     if finished:
         state = "diverged" if summary.failed else "finished"
     done = {seed: one.round if one else 0 for seed, one in newest.items()}
-    return Glance(folder, config, summary, state, done, latest, changed, deployed)
+    return RunMetadata(folder, config, summary, state, done, latest, changed, deployed)
 
 
 def written_summary(folder: Path) -> Summary | None:

@@ -23,7 +23,7 @@ from trilemma.storage import mapped
 
 
 @dataclass(frozen=True)
-class StateShelf:
+class StateStorage:
     """Allocates tensors for all clients: in memory (`folder` None), or mapped from files in `folder`."""
 
     folder: Path | None = None
@@ -40,7 +40,7 @@ class StateShelf:
     def empty(self, shape: Sequence[int], like: Tensor) -> Tensor:
         """Return an uninitialised tensor of this shape and of the type of `like`.
 
-        >>> StateShelf().empty((3, 2), torch.ones(1)).shape
+        >>> StateStorage().empty((3, 2), torch.ones(1)).shape
         torch.Size([3, 2])
         """
         if self.folder is None or not like.is_floating_point():
@@ -63,24 +63,24 @@ class StateShelf:
 class ClientRows:
     """Named tensors for all clients, filled with a few clients' rows at a time."""
 
-    def __init__(self, shelf: StateShelf, clients: int) -> None:
-        self._shelf, self._clients, self._filled = shelf, clients, 0
+    def __init__(self, storage: StateStorage, clients: int) -> None:
+        self._storage, self._clients, self._filled = storage, clients, 0
         self.kept: dict[str, Tensor] = {}
 
     def add(self, parts: Mapping[str, Tensor], count: int) -> None:
         """Copy the rows of the next `count` clients; `parts` are not kept."""
         for name, part in parts.items():
             if name not in self.kept:
-                self.kept[name] = self._shelf.empty((self._clients, *part.shape[1:]), part)
+                self.kept[name] = self._storage.empty((self._clients, *part.shape[1:]), part)
             self.kept[name][self._filled : self._filled + count] = part
         self._filled += count
 
 
 class Collector:
-    """Joins the steps of several groups of clients into one, with state and messages on a shelf."""
+    """Joins the steps of several groups of clients into one, with state and messages on a storage."""
 
-    def __init__(self, shelf: StateShelf, clients: int) -> None:
-        self._state, self._sent = ClientRows(shelf, clients), ClientRows(shelf, clients)
+    def __init__(self, storage: StateStorage, clients: int) -> None:
+        self._state, self._sent = ClientRows(storage, clients), ClientRows(storage, clients)
         self._steps: list[tuple[Parts, Mapping[str, Any]]] = []
         self._same = ""
 
