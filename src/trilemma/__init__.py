@@ -11,10 +11,11 @@ The rooms of the house, from the ground up:
 * `trilemma.simulate`: the engine that runs n clients on one machine.
 * `trilemma.report`: what a run gave, simulated or deployed.
 
-and, for short, `Task`, `Privacy` and `run`: a run in one call; `Declaration` and `Values`: what a record may
-be; `split` and `fill`: what is decided about a record by that record alone; `load`: the result in a folder;
-`inputs`: what an exported model takes; `UserError`: what a user's mistake raises. What is named here is
-imported when it is first used, so that `import trilemma` costs nothing.
+and, for short, `Task`, `Privacy` and `run`: a run in one call; `statistics`: private ones of the records,
+before it; `Declaration` and `Values`: what a record may be; `split` and `fill`: what is decided about a
+record by that record alone; `load`: the result in a folder; `inputs`: what an exported model takes;
+`UserError`: what a user's mistake raises. What is named here is imported when it is first used, so that
+`import trilemma` costs nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from trilemma.base.version import VERSION
 if TYPE_CHECKING:
     from trilemma import aggregation, attacks, data, learning, models, privacy, report, simulate, task
     from trilemma import experiment as config
-    from trilemma.api import Privacy, load, run
+    from trilemma.api import Privacy, load, run, statistics
     from trilemma.base.errors import UserError
     from trilemma.data import Declaration, Values, fill, split
     from trilemma.experiment import inputs
@@ -43,6 +44,7 @@ _ROOMS = {
 _SHORT = {
     "Declaration": "data", "Privacy": "api", "Task": "task", "UserError": "base.errors", "Values": "data",
     "fill": "data", "inputs": "experiment", "load": "api", "run": "api", "split": "data",
+    "statistics": "api",
 }  # fmt: skip
 """Names that belong to a room and are also found here."""
 
@@ -66,6 +68,7 @@ __all__ = [
     "run",
     "simulate",
     "split",
+    "statistics",
     "task",
 ]
 

@@ -148,6 +148,60 @@ def _run(
     return report.load(directory, task=own)
 
 
+def statistics(
+    task: Task | Path | str,
+    columns: Mapping[str, Any],
+    *,
+    privacy: PrivacyTable | Mapping[str, Any] | None = None,
+    rule: str = "mean",
+    attack: str | Mapping[str, Any] = "none",
+    byzantine: int = 0,
+    seed: int = 1,
+    label: str | None = None,
+    correlations: bool = False,
+    most: int = 1000,
+    least: int = 10,
+    **more: Any,
+) -> report.StatisticsResult:
+    """Return private statistics of all clients' records, as a federation of them would get, once.
+
+    >>> import torch, trilemma as tl
+    >>> x, y = torch.rand(400, 1), torch.randint(2, (400,))
+    >>> task = tl.Task(model=lambda: torch.nn.Linear(1, 2), clients=[(x, y)] * 5)
+    >>> columns = {"x0": {"low": 0, "high": 1}, "label": {"values": [0, 1]}}
+    >>> found = tl.statistics(task, columns, privacy=tl.Privacy(threat="ldp", epsilon=2))
+    >>> mean = found.column("x0").mean
+    >>> mean.low < float(x.mean()) < mean.high
+    True
+
+    Args:
+        task: Whose records: a `Task`, or the path of a `task.py`. See `trilemma.task.surveyed` for which.
+        columns: What is counted, by name: low, high and bins; edges; values; or {} where bounds are to be
+            found. All of it is public.
+        privacy: Noise and who is trusted; default: none of it, and exact numbers.
+        rule: How the server combines messages.
+        attack: What the Byzantine clients send.
+        byzantine: How many clients lie: the last ones.
+        seed: What is drawn, the noise too: it protects nobody.
+        label: The column that is to be predicted.
+        correlations: Whether pairs of columns are correlated.
+        most: How many records every client holds at most (public).
+        least: Counts below this are not shown.
+        more: Other keys of the configuration, as in `run`.
+    """
+    asked = {"columns": dict(columns), "label": label, "correlations": correlations, "least": least}
+    said = {key: value for key, value in asked.items() if value is not None}
+    with _in_arguments():
+        own = Task.from_file(task) if isinstance(task, str | Path) else task
+        settings = configured(
+            own,
+            algorithm={"name": "statistics", "batch_size": most, **said},
+            **{"privacy": privacy, "rule": rule, "attack": attack, "byzantine": byzantine, "seeds": [seed]},
+            **more,
+        )
+        return report.simulated_statistics(settings, own)
+
+
 def load(
     directory: Path | str, run: str | None = None, task: Task | None = None
 ) -> report.Result | report.SweepResult:

@@ -56,6 +56,12 @@ COMMANDS = {
     "check": Lazy(
         "check", "check_command", "Configure", "Check a task.py: your own data, model, loss and gradients."
     ),
+    "statistics": Lazy(
+        "statistics",
+        "statistics_command",
+        "Configure",
+        "Show private statistics of all clients' records, simulated on this machine.",
+    ),
     "table": Lazy(
         "table", "table_command", "Look at results", "Lay out a metric of a sweep's runs by two keys."
     ),

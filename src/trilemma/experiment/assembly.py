@@ -17,7 +17,9 @@ from trilemma.base.keys import Key
 from trilemma.data import Dataset, FederatedData
 from trilemma.experiment.model_inputs import features_key
 from trilemma.experiment.parsing import Config
+from trilemma.learning.statistics import Statistics
 from trilemma.task import Learner, Task
+from trilemma.task.surveyed import surveyed
 
 MADE = 16
 """Made-up examples on which a party tries model and loss."""
@@ -58,10 +60,12 @@ def everybody(
             )
         if config.holding.examples is not None:
             raise ConfigError("[data] examples: what clients of a task hold is their own; leave it out")
-        task = task.of(config.federation.clients)
-        learner, dataset = of_task(config, key, task, device)
+        task = asked_of(config, task.of(config.federation.clients))
+        learner, dataset = _learned(config, key, task, device)
         held = _natural(config, key, dataset, task.dataset, task.examples, device)
         return Assembled(learner.model, held, learner)
+    if isinstance(config.algorithm.options, Statistics) and config.algorithm.options.columns:
+        raise ConfigError("[algorithm] statistics of columns are about a task's records: give --task task.py")
     dataset = data.loaded(config.data.options, key.fold("data"), data.Storage.from_environment())
     dataset = _features(config, dataset, key, device)
     dataset = _fewer(dataset, config.holding.examples, key.fold("examples"))
@@ -83,6 +87,26 @@ def of_task(
     config: Config, key: Key, task: Task, device: torch.device | str = "cpu"
 ) -> tuple[Learner, Dataset]:
     """Return a task's learner and all clients' data, as a run with this key has them."""
+    return _learned(config, key, asked_of(config, task), device)
+
+
+def asked_of(config: Config, task: Task) -> Task:
+    """Return the task that a configuration is about: the survey of it, where statistics are asked for."""
+    options = config.algorithm.options
+    if not isinstance(options, Statistics):
+        return task
+    if not options.columns:
+        raise ConfigError("[algorithm] statistics needs columns, as in columns.age = {low = 0, high = 100}")
+    changed = config.features.name != "none" or config.holding.project or config.holding.norm
+    if changed or config.holding.around_own or config.evaluation.clients:
+        raise ConfigError(
+            "[algorithm] statistics are of records as they are kept: leave [data] features, project, norm, "
+            "centre and whiten, and [evaluation], out"
+        )
+    return surveyed(task, options.layout)
+
+
+def _learned(config: Config, key: Key, task: Task, device: torch.device | str) -> tuple[Learner, Dataset]:
     dataset = _features(config, task.dataset, key, device)
     return learner_of(config, key, task, dataset), dataset
 
@@ -107,7 +131,7 @@ def one_party(
     a client that holds fewer takes part too, with empty places. Where a task says what a record may be, model
     and loss are tried on made-up ones alone; with `tell` no data are refused, their owner is told instead.
     """
-    made = None
+    made, task = None, asked_of(config, task)
     if task.expects is not None:
         made = _features(config, data.stand_in(task.expects, MADE, key.fold("made up")), key)
     if client is None:

@@ -204,6 +204,8 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[Assignment] = (), own: O
         parts[name] = _choose(problems, tables, name, registry, default)
     for name, schema in PLAIN.items():
         parts[name] = _check(problems, name, schema, tables.part(name))
+    if not problems:
+        parts["run"] = _rounds(problems, parts["algorithm"], parts["run"])
     if problems:
         raise ConfigError("\n".join(problems))
     wanted: PrivacyTable = parts["privacy"]
@@ -214,6 +216,16 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[Assignment] = (), own: O
     auto.put_back(tables.values, asked)
     source = {**tables.values, "plugins": [plugin.located for plugin in plugins]}
     return replace(config, plugins=(*plugins, *used), source=source)
+
+
+def _rounds(problems: list[str], algorithm: Choice[learning.AlgorithmSettings], run: RunTable) -> RunTable:
+    """Return how long a run is, where its algorithm leaves no choice."""
+    rounds = algorithm.options.rounds
+    if rounds is None or run.rounds == rounds:
+        return run
+    if "rounds" in run.model_fields_set:
+        problems.append(f"[run] rounds = {run.rounds}: {algorithm.name} has {rounds}; leave it out")
+    return run.model_copy(update={"rounds": rounds})
 
 
 DELTA_UNSAID = (

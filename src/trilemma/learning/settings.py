@@ -60,6 +60,9 @@ class AlgorithmSettings(Options):
     A sign, for example, jumps at 0, where the rounding error decides. Two implementations can be compared
     number for number only without such jumps."""
 
+    rounds: ClassVar[int | None] = None
+    """How many rounds it has, where that is no choice."""
+
     @property
     def called(self) -> str:
         """The name configurations use for this algorithm; of one that is not registered, its class's."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trilemma.report.loading import load
     from trilemma.report.privacy import verdict_of
     from trilemma.report.result import Result, plot_results
+    from trilemma.report.statistics import StatisticsResult, simulated_statistics
     from trilemma.report.sweeps import SweepResult, load_sweep
     from trilemma.report.tables import Table, percent, results_table, tightest_epsilon
     from trilemma.report.trust import Suspect
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Curve",
     "Result",
+    "StatisticsResult",
     "Suspect",
     "SweepResult",
     "Table",
@@ -34,8 +36,11 @@ __all__ = [
     "plot_curves",
     "plot_results",
     "results_table",
+    "simulated_statistics",
     "tightest_epsilon",
     "verdict_of",
 ]
 
-on_demand(__name__, __all__, ["tables", "curves", "loading", "result", "privacy", "sweeps", "trust"])
+on_demand(
+    __name__, __all__, ["tables", "curves", "loading", "result", "privacy", "statistics", "sweeps", "trust"]
+)

@@ -1,0 +1,165 @@
+"""Private statistics as one result, simulated or of a federation: what is known, its price, its proposals.
+
+Between parties the noise is secret and every client has paid in its own ledger. A simulation's noise follows
+from its seed: it shows what would be told, and protects nobody.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trilemma.base import files
+from trilemma.base.errors import ConfigError, UserError
+from trilemma.base.records import Record
+from trilemma.experiment import Config
+from trilemma.experiment.resolve import Resolved
+from trilemma.learning.statistics import Statistics
+from trilemma.privacy.types import NoiseLaw
+from trilemma.simulate import engine
+from trilemma.simulate.experiment import assemble
+from trilemma.simulate.rehearsal import verify
+from trilemma.survey.figures import ColumnFigures, Correlation, columns, correlations
+from trilemma.survey.proposal import Proposal, propose
+from trilemma.survey.sites import Drift, SiteFigures, drifts, sites
+from trilemma.survey.told import LEVEL, Figure, Told, heard
+from trilemma.task import Task
+from trilemma.task.surveyed import refuse_unknown
+
+FILE = "statistics.json"
+
+SIMULATED = (
+    "a simulation: its noise follows from the seed and protects nobody. Between parties: trilemma federation"
+)
+BY_MESSAGES = (
+    "sites, drift and, where sites may lie, intervals come from single messages: what the server may know. A "
+    "client that reads them counts among the colluders ([privacy] collusion)"
+)
+
+
+@dataclass(frozen=True)
+class StatisticsResult:
+    """What a survey told: every number with its noise and its interval.
+
+    An interval holds with the chance `level`, whatever `liars` of the sites have sent. `verdict` is what the
+    survey guarantees, or why nothing, as in the summary of a run.
+    """
+
+    records: Figure
+    columns: tuple[ColumnFigures, ...]
+    correlations: tuple[Correlation, ...]
+    sites: tuple[SiteFigures, ...]
+    drift: tuple[Drift, ...]
+    proposal: Proposal
+    verdict: Mapping[str, Any]
+    heard: tuple[int, ...]
+    clients: int
+    liars: int
+    rule: str
+    level: float = LEVEL
+    notes: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def plain(self) -> dict[str, Any]:
+        """Return JSON values."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    def column(self, name: str) -> ColumnFigures:
+        """Return what is known of a column."""
+        found = [one for one in self.columns if one.name == name]
+        if not found:
+            raise UserError(f"no column {name!r}; there are {', '.join(one.name for one in self.columns)}")
+        return found[0]
+
+    def save(self, folder: Path) -> Path:
+        """Write it into a folder, as `statistics.json`; return where it is."""
+        path = folder / FILE
+        files.write_atomically(path, json.dumps(self.plain(), indent=2, ensure_ascii=False).encode())
+        return path
+
+
+def options_of(config: Config) -> Statistics:
+    """Return what a configuration asks of the data; refuse one that trains."""
+    options = config.algorithm.options
+    if not isinstance(options, Statistics):
+        raise ConfigError(
+            f"[algorithm] name = {config.algorithm.name!r} trains a model; allowed here: statistics"
+        )
+    return options
+
+
+def simulated_statistics(config: Config, task: Task) -> StatisticsResult:
+    """Return the statistics that a federation of this task's clients would get, once."""
+    options = options_of(config)
+    if config.privacy.threat != "none" and "arithmetic" not in config.privacy.model_fields_set:
+        config = config.with_("privacy.arithmetic=grid")  # as between parties: no others are certified
+    refuse_unknown(task.of(config.federation.clients), options.columns)
+    experiment = assemble(config, config.run.seeds[0], task)
+    verify(experiment)
+    progress, record = engine.step(experiment, engine.start(experiment))
+    largest = int(experiment.clients.data.sizes.max())
+    notes = [SIMULATED] if config.privacy.threat != "none" else []
+    if largest > options.batch_size:
+        notes.append(
+            f"a client has {largest} records, and [algorithm] batch_size promises {options.batch_size} at "
+            "most: what does not fit on the grid is cut off"
+        )
+    return concluded(
+        config,
+        experiment.resolved,
+        progress.broadcast["params"].numpy(force=True),
+        progress.server["messages"].numpy(force=True),
+        record,
+        tuple(notes),
+    )
+
+
+def concluded(
+    config: Config,
+    resolved: Resolved,
+    value: np.ndarray[Any, Any],
+    messages: np.ndarray[Any, Any],
+    record: Record,
+    notes: tuple[str, ...] = (),
+) -> StatisticsResult:
+    """Return what follows from a round of statistics: its aggregate, its messages and its record."""
+    options, federation, privacy = options_of(config), config.federation, config.privacy
+    rows = tuple(record.weights)
+    known, there = heard(messages[: len(rows)].astype(np.float64), rows)
+    release = resolved.release
+    central = privacy.threat == "cdp"
+    told = Told(
+        options.layout,
+        value.astype(np.float64),
+        None if central else known,
+        there,
+        tuple(record.weights[site] for site in there),
+        federation.clients,
+        federation.f,
+        NoiseLaw() if release is None else release.law,
+        options.batch_size,
+        privacy.neighbours,
+    )
+    by_column = tuple(columns(told, options.least))
+    own = () if central else (BY_MESSAGES,)
+    return StatisticsResult(
+        records=told.total(options.layout.records),
+        columns=by_column,
+        correlations=tuple(correlations(told)),
+        sites=tuple(sites(told, options.label, options.least)),
+        drift=tuple(drifts(told)),
+        proposal=propose(told, by_column, options.label),
+        verdict=resolved.verdict(1, privacy.delta).plain(),
+        heard=there,
+        clients=federation.clients,
+        liars=federation.f,
+        rule=config.aggregation.rule,
+        notes=(*notes, *(own if release is not None else ()), *resolved.notes),
+        config=config.dump(),
+    )
