@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trilemma.base.errors import UserError
-from trilemma.survey.columns import Column, written
+from trilemma.survey.columns import SurveyColumn, written
 from trilemma.survey.layout import LONGEST, Layout
 
 COLUMNS = {
-    "age": Column(low=20, high=90, bins=7),
-    "chol": Column(edges=(100, 200, 240, 400), missing=(0,)),
-    "dose": Column(),
-    "sex": Column(values=("f", "m")),
-    "stage": Column(values=(0, 1, 2)),
+    "age": SurveyColumn(low=20, high=90, bins=7),
+    "chol": SurveyColumn(edges=(100, 200, 240, 400), missing=(0,)),
+    "dose": SurveyColumn(),
+    "sex": SurveyColumn(values=("f", "m")),
+    "stage": SurveyColumn(values=(0, 1, 2)),
 }
 LAYOUT = Layout(COLUMNS, correlations=True)
 
@@ -109,7 +109,7 @@ def test_a_missing_value_and_its_stand_ins_are_missing_everywhere() -> None:
 )
 def test_a_column_that_cannot_be_is_refused_in_words(said: dict[str, Any], wrong: str) -> None:
     with pytest.raises(UserError, match=wrong):
-        Column.parse(**said)
+        SurveyColumn.parse(**said)
 
 
 def test_equal_numbers_are_equal_however_they_are_written() -> None:

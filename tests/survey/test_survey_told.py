@@ -13,17 +13,17 @@ import pytest
 from trilemma.base.errors import UserError
 from trilemma.privacy.threats.covariance import SecretGraph, covariance
 from trilemma.privacy.types import NoiseLaw
-from trilemma.survey.columns import Column
+from trilemma.survey.columns import SurveyColumn
 from trilemma.survey.figures import columns, correlations, shown
 from trilemma.survey.layout import Layout
 from trilemma.survey.sites import drifts, sites
-from trilemma.survey.told import Figure, Told, heard
+from trilemma.survey.told import Told, ToldFigure, heard
 
 LAYOUT = Layout(
     {
-        "age": Column(low=20, high=90, bins=10),
-        "chol": Column(low=100, high=400, bins=6),
-        "sex": Column(values=("f", "m")),
+        "age": SurveyColumn(low=20, high=90, bins=10),
+        "chol": SurveyColumn(low=100, high=400, bins=6),
+        "sex": SurveyColumn(values=("f", "m")),
     },
     correlations=True,
 )
@@ -67,7 +67,7 @@ def truth(over: np.ndarray, under: np.ndarray | None = None, kept: int = SITES) 
     return total @ over * SITES / kept if under is None else (total @ over) / (total @ under)
 
 
-def covered(figures: list[Figure], exact: float) -> float:
+def covered(figures: list[ToldFigure], exact: float) -> float:
     """Return how often an interval has the exact number."""
     ends = [
         (-np.inf if one.low is None else one.low, np.inf if one.high is None else one.high) for one in figures
@@ -158,9 +158,11 @@ def test_who_is_not_heard_is_left_out_and_too_few_are_refused() -> None:
 
 
 def test_small_counts_are_not_shown_and_say_nothing_else() -> None:
-    assert shown("rare", Figure(9.0, 1.0, 7.0, 11.0), least=10).count is None
-    assert shown("noise", Figure(30.0, 16.0, -2.0, 62.0), least=10).count is None
-    assert shown("many", Figure(30.0, 14.0, -1.0, 60.0), least=10).count == Figure(30.0, 14.0, 0.0, 60.0)
+    assert shown("rare", ToldFigure(9.0, 1.0, 7.0, 11.0), least=10).count is None
+    assert shown("noise", ToldFigure(30.0, 16.0, -2.0, 62.0), least=10).count is None
+    assert shown("many", ToldFigure(30.0, 14.0, -1.0, 60.0), least=10).count == ToldFigure(
+        30.0, 14.0, 0.0, 60.0
+    )
 
 
 def test_nothing_is_said_of_single_sites_where_only_the_mean_may_be_known() -> None:

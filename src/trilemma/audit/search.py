@@ -161,7 +161,7 @@ class AuditSearch:
         most = max(FEWEST, ROOM // (bytes_each + 8 * target.model.dim))
         if len(rows) > most:
             rows = random.Random(self.tried).sample(rows, most)
-        company = [*range(1, target.size)]
+        company = [1 + place % (len(pool) - 1) for place in range(target.size - 1)]
         for _ in range(1 if target.unit == "user" else 2):
             held = [[row] * target.size if target.unit == "user" else [row, *company] for row in rows]
             releases = self.released(theta, pool, held)

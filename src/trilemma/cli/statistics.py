@@ -15,7 +15,7 @@ from trilemma.cli.output import doing, say
 if TYPE_CHECKING:
     from trilemma.report.statistics import StatisticsResult
     from trilemma.survey.figures import ColumnFigures
-    from trilemma.survey.told import Figure
+    from trilemma.survey.told import ToldFigure
 
 FEW = 6
 """Distances between sites that are shown: the largest; `--json` has all."""
@@ -72,11 +72,11 @@ def _number(number: float | None) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
 
 
-def _said(figure: Figure | None) -> str:
+def _said(figure: ToldFigure | None) -> str:
     """Return a number with its interval.
 
-    >>> from trilemma.survey.told import Figure
-    >>> _said(Figure(53.807, 0.55, 52.69, None)), _said(Figure(None, None, 0.0, 12345.6))
+    >>> from trilemma.survey.told import ToldFigure
+    >>> _said(ToldFigure(53.807, 0.55, 52.69, None)), _said(ToldFigure(None, None, 0.0, 12345.6))
     ('53.8 (52.7 to …)', '… (0 to 12,346)')
     """
     if figure is None:

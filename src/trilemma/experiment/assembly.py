@@ -17,7 +17,7 @@ from trilemma.base.keys import Key
 from trilemma.data import Dataset, FederatedData
 from trilemma.experiment.model_inputs import features_key
 from trilemma.experiment.parsing import Config
-from trilemma.learning.statistics import Statistics
+from trilemma.learning.statistics import PrivateStatistics
 from trilemma.task import Learner, Task
 from trilemma.task.surveyed import surveyed
 
@@ -64,7 +64,7 @@ def everybody(
         learner, dataset = _learned(config, key, task, device)
         held = _natural(config, key, dataset, task.dataset, task.examples, device)
         return Assembled(learner.model, held, learner)
-    if isinstance(config.algorithm.options, Statistics) and config.algorithm.options.columns:
+    if isinstance(config.algorithm.options, PrivateStatistics) and config.algorithm.options.columns:
         raise ConfigError("[algorithm] statistics of columns are about a task's records: give --task task.py")
     dataset = data.loaded(config.data.options, key.fold("data"), data.Storage.from_environment())
     dataset = _features(config, dataset, key, device)
@@ -93,7 +93,7 @@ def of_task(
 def asked_of(config: Config, task: Task) -> Task:
     """Return the task that a configuration is about: the survey of it, where statistics are asked for."""
     options = config.algorithm.options
-    if not isinstance(options, Statistics):
+    if not isinstance(options, PrivateStatistics):
         return task
     if not options.columns:
         raise ConfigError("[algorithm] statistics needs columns, as in columns.age = {low = 0, high = 100}")

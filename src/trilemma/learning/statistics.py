@@ -30,12 +30,12 @@ from trilemma.learning.steps.server import aggregate
 from trilemma.learning.steps.total import gradients
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseLaw, Release
-from trilemma.survey.columns import Column
+from trilemma.survey.columns import SurveyColumn
 from trilemma.survey.layout import Layout
 
 
 @algorithms.register("statistics")
-class Statistics(AlgorithmSettings):
+class PrivateStatistics(AlgorithmSettings):
     """Private statistics of columns: counts, histograms, means, variances, correlations, in one round."""
 
     rounds: ClassVar[int | None] = 1
@@ -43,7 +43,7 @@ class Statistics(AlgorithmSettings):
     batch_size: int = Field(
         default=1000, ge=1, description="records b that a client holds at most (public): it scales the grid"
     )
-    columns: dict[str, Column] = Field(
+    columns: dict[str, SurveyColumn] = Field(
         default={},
         description="what is counted of a record, by the column's name: {low, high, bins}, {edges}, "
         "{values}, or {} where bounds are to be found; and missing",
@@ -53,7 +53,7 @@ class Statistics(AlgorithmSettings):
     least: int = Field(default=10, ge=0, description="counts below this are not shown")
 
     @model_validator(mode="after")
-    def _about_its_columns(self) -> Statistics:
+    def _about_its_columns(self) -> PrivateStatistics:
         if self.label is not None and self.label not in self.columns:
             raise ValueError(f"label = {self.label!r} is none of the columns: {', '.join(self.columns)}")
         if self.correlations and sum(column.bounded for column in self.columns.values()) < 2:

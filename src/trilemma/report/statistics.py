@@ -19,7 +19,7 @@ from trilemma.base.errors import ConfigError, UserError
 from trilemma.base.records import Record
 from trilemma.experiment import Config
 from trilemma.experiment.resolve import Resolved
-from trilemma.learning.statistics import Statistics
+from trilemma.learning.statistics import PrivateStatistics
 from trilemma.privacy.types import NoiseLaw
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import assemble
@@ -27,7 +27,7 @@ from trilemma.simulate.rehearsal import verify
 from trilemma.survey.figures import ColumnFigures, Correlation, columns, correlations
 from trilemma.survey.proposal import Proposal, propose
 from trilemma.survey.sites import Drift, SiteFigures, drifts, sites
-from trilemma.survey.told import LEVEL, Figure, Told, heard
+from trilemma.survey.told import LEVEL, Told, ToldFigure, heard
 from trilemma.task import Task
 from trilemma.task.surveyed import refuse_unknown
 
@@ -50,7 +50,7 @@ class StatisticsResult:
     survey guarantees, or why nothing, as in the summary of a run.
     """
 
-    records: Figure
+    records: ToldFigure
     columns: tuple[ColumnFigures, ...]
     correlations: tuple[Correlation, ...]
     sites: tuple[SiteFigures, ...]
@@ -84,10 +84,10 @@ class StatisticsResult:
         return path
 
 
-def options_of(config: Config) -> Statistics:
+def options_of(config: Config) -> PrivateStatistics:
     """Return what a configuration asks of the data; refuse one that trains."""
     options = config.algorithm.options
-    if not isinstance(options, Statistics):
+    if not isinstance(options, PrivateStatistics):
         raise ConfigError(
             f"[algorithm] name = {config.algorithm.name!r} trains a model; allowed here: statistics"
         )

@@ -16,6 +16,7 @@ from trilemma.base import files
 from trilemma.base.errors import ConfigError, UserError
 from trilemma.base.records import Record, Spread, Summary
 from trilemma.experiment import Config
+from trilemma.learning.statistics import PrivateStatistics
 from trilemma.simulate import engine
 from trilemma.simulate.directory import RunDirectory, SeedDirectory, check_free
 from trilemma.simulate.engine import Progress
@@ -43,6 +44,8 @@ def run(
     `task` brings data and model if the configuration's are `own` (`config.parse(…, own=Own(…))`). With
     `ranks`, every rank calls this function with the same arguments, and the ranks share the clients.
     """
+    if isinstance(config.algorithm.options, PrivateStatistics):
+        raise ConfigError("[algorithm] statistics train no model: use trilemma statistics, or tl.statistics")
     leads = ranks is None or ranks.leads
     if leads:
         check_free(out)

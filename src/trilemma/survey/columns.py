@@ -26,7 +26,7 @@ WIDE = tuple(
 """Edges where no bounds are known: half octaves from 2⁻⁸ to 2²⁴, on both sides of zero."""
 
 
-class Column(Options):
+class SurveyColumn(Options):
     """One column: numbers between bounds, categories, or numbers whose bounds are to be found."""
 
     low: float | None = Field(default=None, description="the least value that is told apart (public)")
@@ -43,7 +43,7 @@ class Column(Options):
     )
 
     @model_validator(mode="after")
-    def _one_way_to_say_it(self) -> Column:
+    def _one_way_to_say_it(self) -> SurveyColumn:
         bounded = self.low is not None or self.high is not None
         if sum([bounded, self.edges is not None, self.values is not None]) > 1:
             raise ValueError("allowed is one of: low and high; edges; values")
@@ -99,9 +99,9 @@ class Column(Options):
     def read(self, name: str, records: Sequence[Any]) -> tuple[NDArray[np.int64], Array]:
         """Return the cell of each record, and its number scaled to −1 … 1 within the bounds, 0 if missing.
 
-        >>> Column(low=0, high=10, bins=2).read("age", [{"age": "7"}, {"age": "?"}, {"age": 99}, {}])
+        >>> SurveyColumn(low=0, high=10, bins=2).read("age", [{"age": "7"}, {"age": "?"}, {"age": 99}, {}])
         (array([3, 0, 4, 0]), array([0.4, 0. , 1. , 0. ]))
-        >>> Column(values=("a", 1)).read("kind", [{"kind": "1.0"}, {"kind": "a"}, {"kind": "b"}])[0]
+        >>> SurveyColumn(values=("a", 1)).read("kind", [{"kind": "1.0"}, {"kind": "a"}, {"kind": "b"}])[0]
         array([2, 1, 3])
         """
         cells, scaled = np.zeros(len(records), np.int64), np.zeros(len(records))

@@ -1,4 +1,4 @@
-"""The statistics that a survey tells: every number a `Figure`, with its noise and its interval.
+"""The statistics that a survey tells: every number a `ToldFigure`, with its noise and its interval.
 
 All of it is worked out from what the server was told and public numbers, and costs nothing more.
 """
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trilemma.survey.columns import Array, Column
+from trilemma.survey.columns import Array, SurveyColumn
 from trilemma.survey.layout import Layout
-from trilemma.survey.told import LEVEL, Figure, Told
+from trilemma.survey.told import LEVEL, Told, ToldFigure
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 STANDS_OUT = 2.0
@@ -21,11 +21,11 @@ STANDS_OUT = 2.0
 
 
 @dataclass(frozen=True)
-class Cell:
+class CountedCell:
     """How many records fall into a cell; None: too few, or too few to be told from noise."""
 
     name: str
-    count: Figure | None
+    count: ToldFigure | None
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Quantile:
     """A quantile of a column; where it is beyond the bounds, an end of its interval is None."""
 
     share: float
-    figure: Figure
+    figure: ToldFigure
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class ColumnFigures:
     """
 
     name: str
-    records: Figure
-    missing: Figure
-    cells: tuple[Cell, ...]
-    mean: Figure | None
-    variance: Figure | None
+    records: ToldFigure
+    missing: ToldFigure
+    cells: tuple[CountedCell, ...]
+    mean: ToldFigure | None
+    variance: ToldFigure | None
     quantiles: tuple[Quantile, ...]
 
 
@@ -57,15 +57,15 @@ class Correlation:
     """Pearson's correlation of two columns, a missing value counting as the middle of its bounds."""
 
     columns: tuple[str, str]
-    figure: Figure
+    figure: ToldFigure
 
 
-def shown(name: str, count: Figure, least: float) -> Cell:
+def shown(name: str, count: ToldFigure, least: float) -> CountedCell:
     """Return a cell, with its count if that may be shown: the rule looks at the noised count alone."""
     value, noise = count.value or 0.0, count.noise or 0.0
     if value < max(least, STANDS_OUT * noise):
-        return Cell(name, None)
-    return Cell(name, Figure(count.value, count.noise, max(0.0, count.low or 0.0), count.high))
+        return CountedCell(name, None)
+    return CountedCell(name, ToldFigure(count.value, count.noise, max(0.0, count.low or 0.0), count.high))
 
 
 def columns(told: Told, least: float) -> Iterator[ColumnFigures]:
@@ -87,12 +87,12 @@ def columns(told: Told, least: float) -> Iterator[ColumnFigures]:
         )
 
 
-def _middle(column: Column) -> tuple[float, float]:
+def _middle(column: SurveyColumn) -> tuple[float, float]:
     low, high = column.ends[0], column.ends[-1]
     return (low + high) / 2, (high - low) / 2
 
 
-def _mean(told: Told, name: str, column: Column) -> Figure:
+def _mean(told: Told, name: str, column: SurveyColumn) -> ToldFigure:
     middle, half = _middle(column)
     found = told.ratio(told.layout.moment(name, 1), told.layout.present(name), (-1.0, 1.0))
     return found.times(half, middle)
@@ -104,7 +104,7 @@ class _Spread:
 
     centre: float
     off: float
-    around: Figure
+    around: ToldFigure
 
     @classmethod
     def of(cls, told: Told, name: str, under: Array, level: float) -> _Spread:
@@ -122,21 +122,21 @@ class _Spread:
         )
 
     @property
-    def variance(self) -> Figure:
+    def variance(self) -> ToldFigure:
         """The variance: squares around another number than the mean are larger by its square distance."""
         low, high = self.around.low or 0.0, self.around.high
         high = 1.0 if high is None else min(1.0, high)
         value = None if self.around.value is None else min(1.0, self.around.value)
-        return Figure(value, self.around.noise, max(0.0, low - self.off**2), high)
+        return ToldFigure(value, self.around.noise, max(0.0, low - self.off**2), high)
 
 
-def _variance(told: Told, name: str, column: Column) -> Figure:
+def _variance(told: Told, name: str, column: SurveyColumn) -> ToldFigure:
     _, half = _middle(column)
     spread = _Spread.of(told, name, told.layout.present(name), 1 - (1 - LEVEL) / 2)
     return spread.variance.times(half**2)
 
 
-def _quantile(told: Told, name: str, column: Column, share: float) -> Quantile:
+def _quantile(told: Told, name: str, column: SurveyColumn, share: float) -> Quantile:
     """Return a quantile from the cumulated histogram: between which ends it surely lies.
 
     All ends are looked at, so each is judged at a level that leaves `LEVEL` for all of them together.
@@ -152,9 +152,9 @@ def _quantile(told: Told, name: str, column: Column, share: float) -> Quantile:
     counts = histogram(told, name) if column.bounded else standing(told, name)
     value = _interpolated(counts, ends, share)
     if value is None:
-        return Quantile(share, Figure(None, None, low, high))
+        return Quantile(share, ToldFigure(None, None, low, high))
     value = min(max(value, -math.inf if low is None else low), math.inf if high is None else high)
-    return Quantile(share, Figure(value, _noise(told, name, counts, value, share), low, high))
+    return Quantile(share, ToldFigure(value, _noise(told, name, counts, value, share), low, high))
 
 
 def _under(layout: Layout, name: str, place: int, share: float) -> Array:
@@ -219,7 +219,7 @@ def correlations(told: Told) -> Iterator[Correlation]:
         yield Correlation(pair, _correlation(shared, one, other))
 
 
-def _correlation(shared: Figure, one: _Spread, other: _Spread) -> Figure:
+def _correlation(shared: ToldFigure, one: _Spread, other: _Spread) -> ToldFigure:
     """Return the correlation: a covariance over the root of two variances, each within its interval."""
     off = one.off * other.off
     low, high = (shared.low or 0.0) - off, (shared.high or 0.0) + off
@@ -236,6 +236,6 @@ def _correlation(shared: Figure, one: _Spread, other: _Spread) -> Figure:
     ends = over(low, most, fewest), over(high, fewest, most)
     root = math.sqrt((first.value or 0.0) * (second.value or 0.0))
     if shared.value is None or not root:
-        return Figure(None, None, *ends)
+        return ToldFigure(None, None, *ends)
     value = min(max(shared.value / root, ends[0]), ends[1])
-    return Figure(value, None if shared.noise is None else shared.noise / root, *ends)
+    return ToldFigure(value, None if shared.noise is None else shared.noise / root, *ends)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trilemma.survey.columns import Array, Column
+from trilemma.survey.columns import Array, SurveyColumn
 
 LONGEST = 1 - 2.0**-6
 """The length of the longest vector. A clip of 1 on a grid acts from 1 − 2⁻⁷ on."""
@@ -41,7 +41,7 @@ SHARES: Mapping[str, float] = {"one": 0.1, "cells": 0.5, "moments": 0.25, "produ
 class Layout:
     """Where each sum of a survey stands in the vector, and by what it is scaled.
 
-    >>> layout = Layout({"age": Column(low=0, high=100, bins=4), "sex": Column(values=(0, 1))}, True)
+    >>> layout = Layout({"age": SurveyColumn(low=0, high=100, bins=4), "sex": SurveyColumn(values=(0, 1))}, True)
     >>> layout.dim, layout.pairs
     (14, ())
     >>> rows = layout.vectors([{"age": 75, "sex": 1}, {"age": "?"}])
@@ -49,7 +49,7 @@ class Layout:
     True
     """
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, SurveyColumn]
     correlations: bool = False
 
     @cached_property

@@ -23,7 +23,7 @@ TAIL = 0.01
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColumnScale:
     """(value − centre) / spread makes a column's numbers alike."""
 
     centre: float
@@ -31,7 +31,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ColumnBounds:
     """Between which numbers a column's values nearly all lie."""
 
     low: float
@@ -42,8 +42,8 @@ class Bounds:
 class Proposal:
     """What training needs; columns that too little is known of are left out."""
 
-    scales: Mapping[str, Scale] = field(default_factory=dict)
-    bounds: Mapping[str, Bounds] = field(default_factory=dict)
+    scales: Mapping[str, ColumnScale] = field(default_factory=dict)
+    bounds: Mapping[str, ColumnBounds] = field(default_factory=dict)
     clip: float | None = None
     class_weights: Mapping[str, float] = field(default_factory=dict)
 
@@ -68,23 +68,23 @@ def _digits(number: float) -> float:
     return float(f"{number:.3g}")
 
 
-def _scale(column: ColumnFigures) -> Scale | None:
+def _scale(column: ColumnFigures) -> ColumnScale | None:
     mean, variance = column.mean, column.variance
     if mean is None or variance is None or mean.value is None or not variance.value:
         return None
     if variance.noise is None or variance.value < STANDS_OUT / 2 * variance.noise:
         return None
-    return Scale(_digits(mean.value), _digits(math.sqrt(variance.value)))
+    return ColumnScale(_digits(mean.value), _digits(math.sqrt(variance.value)))
 
 
-def _bounds(told: Told, name: str) -> Bounds | None:
+def _bounds(told: Told, name: str) -> ColumnBounds | None:
     counts, ends = standing(told, name), told.layout.columns[name].ends
     if counts.sum() <= 0:
         return None
     shares = counts.cumsum() / counts.sum()
     # The cell of a share runs from the end before it to its own; the first and last cells have no end.
     first, last = (int(np.searchsorted(shares, share, side="right")) for share in (TAIL, 1 - TAIL))
-    return Bounds(ends[max(0, first - 1)], ends[min(len(ends) - 1, last)])
+    return ColumnBounds(ends[max(0, first - 1)], ends[min(len(ends) - 1, last)])
 
 
 def _weights(column: ColumnFigures) -> dict[str, float]:

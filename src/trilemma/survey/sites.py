@@ -16,8 +16,8 @@ from itertools import combinations
 import numpy as np
 
 from trilemma.survey.columns import Array
-from trilemma.survey.figures import Cell, shown
-from trilemma.survey.told import LEVEL, Figure, Told, quantile
+from trilemma.survey.figures import CountedCell, shown
+from trilemma.survey.told import LEVEL, Told, ToldFigure, quantile
 
 KNOWN = 4.0
 """A site's number of records must be so many standard deviations of its noise for its shares to be told."""
@@ -31,8 +31,8 @@ class SiteFigures:
     """A site's records, and those with each label, where the survey has a label."""
 
     site: int
-    records: Cell
-    labels: tuple[Cell, ...]
+    records: CountedCell
+    labels: tuple[CountedCell, ...]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Drift:
 
     column: str
     sites: tuple[int, int]
-    distance: Figure
+    distance: ToldFigure
 
 
 def sites(told: Told, label: str | None, least: float) -> Iterator[SiteFigures]:
@@ -102,7 +102,7 @@ class _Pair:
         )
 
     @property
-    def distance(self) -> Figure:
+    def distance(self) -> ToldFigure:
         """Their distance."""
         variances, apart = self._variances, self.first - self.second
         square = float((apart**2 - variances).sum())
@@ -116,4 +116,4 @@ class _Pair:
 
         value = root(square)
         noise = deviation / (2 * value) if value > math.sqrt(deviation) else math.sqrt(deviation)
-        return Figure(value, noise, root(square - spare), root(square + spare))
+        return ToldFigure(value, noise, root(square - spare), root(square + spare))

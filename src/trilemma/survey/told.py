@@ -52,7 +52,7 @@ def quantile(level: float) -> float:
 
 
 @dataclass(frozen=True)
-class Figure:
+class ToldFigure:
     """A number that was told, the standard deviation that noise alone gives it, and its interval.
 
     The figure of the honest sites lies between `low` and `high` with the chance `LEVEL`, whatever the sites
@@ -64,14 +64,14 @@ class Figure:
     low: float | None
     high: float | None
 
-    def times(self, factor: float, plus: float = 0.0, noise: float | None = None) -> Figure:
+    def times(self, factor: float, plus: float = 0.0, noise: float | None = None) -> ToldFigure:
         """Return the figure in another unit; `noise` is its own factor, where that is another one."""
         by = abs(factor) if noise is None else noise
 
         def of(one: float | None) -> float | None:
             return None if one is None else one * factor + plus
 
-        return Figure(
+        return ToldFigure(
             of(self.value), None if self.noise is None else self.noise * by, of(self.low), of(self.high)
         )
 
@@ -168,19 +168,21 @@ class Told:
         ordered = np.sort(numbers, axis=0)
         return ordered[: self.honest].mean(0), ordered[self.liars :].mean(0)
 
-    def total(self, direction: Array, level: float = LEVEL) -> Figure:
+    def total(self, direction: Array, level: float = LEVEL) -> ToldFigure:
         """Return a sum over all sites' records; of liars as if they were like the others."""
         count, length = len(self.sites), float(np.linalg.norm(direction))
         low, high = self._ends(self._of_each(direction))
         spare = quantile(level) * self.deviation(self.honest) * length
         ends = count * (float(low) - spare), count * (float(high) + spare)
-        return Figure(
+        return ToldFigure(
             min(max(self.amounts(direction), ends[0]), ends[1]),
             count * self.own_deviation * length,
             *ends,
         )
 
-    def ratio(self, over: Array, under: Array, within: tuple[float, float], level: float = LEVEL) -> Figure:
+    def ratio(
+        self, over: Array, under: Array, within: tuple[float, float], level: float = LEVEL
+    ) -> ToldFigure:
         """Return one sum over another, which lies `within` a public range."""
         amount = self.amounts(under)
         deviation = len(self.sites) * self.own_deviation
@@ -196,13 +198,13 @@ class Told:
         slack = ROUNDING * max(1.0, abs(amount))
         found = np.flatnonzero((low - spare <= slack) & (high + spare >= -slack))
         if not len(found):  # no ratio in the range: of sites that lie, or noise that is far out
-            return Figure(value, None, *within)
+            return ToldFigure(value, None, *within)
         first, last = tried[max(0, found[0] - 1)], tried[min(len(tried) - 1, found[-1] + 1)]
         if value is None:
-            return Figure(None, None, float(first), float(last))
+            return ToldFigure(None, None, float(first), float(last))
         value = float(min(max(value, first), last))
         noise = deviation * float(np.linalg.norm(over - value * under)) / amount
-        return Figure(value, noise, float(first), float(last))
+        return ToldFigure(value, noise, float(first), float(last))
 
     def below(self, direction: Array, level: float) -> int:
         """Return −1 if a sum is surely negative, 1 if it is surely positive, else 0."""
@@ -210,13 +212,13 @@ class Told:
         spare = quantile(level) * self.deviation(self.honest) * float(np.linalg.norm(direction))
         return -1 if high + spare < 0 else int(low - spare > 0)
 
-    def of_site(self, place: int, direction: Array) -> Figure:
+    def of_site(self, place: int, direction: Array) -> ToldFigure:
         """Return a sum of one site's own message, with its noise: a liar's is what it says."""
         assert self.messages is not None
         value = float(self._rows[place] @ direction)
         noise = self.single * float(np.linalg.norm(direction))
         spare = quantile(LEVEL) * noise
-        return Figure(value, noise, value - spare, value + spare)
+        return ToldFigure(value, noise, value - spare, value + spare)
 
 
 def heard(messages: Array, sites: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
