@@ -260,6 +260,8 @@ def _kinds(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[str]:
     elif origin in (tuple, list):
         inside = " or ".join(dict.fromkeys(_kinds(arguments[0])))
         yield f"list of {inside.replace('number', 'numbers', 1)}"
+    elif origin is dict:
+        yield f"tables of {next(_kinds(arguments[1]))} by name"
     elif _table(annotation) is not None:
         yield f"{{{', '.join(annotation.model_fields)}}}"
     elif names := [name for part in metadata for name in _registered(part)]:

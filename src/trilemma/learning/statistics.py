@@ -13,6 +13,7 @@ would know more of them than a server does, by the secrets it shares with them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -41,7 +42,7 @@ class PrivateStatistics(AlgorithmSettings):
     rounds: ClassVar[int | None] = 1
 
     batch_size: int = Field(
-        default=1000, ge=1, description="records b that a client holds at most (public): it scales the grid"
+        default=100, ge=1, description="records b that a client holds at most (public): it scales the grid"
     )
     columns: dict[str, SurveyColumn] = Field(
         default={},
@@ -83,17 +84,18 @@ class PrivateStatistics(AlgorithmSettings):
             return Start({"params": params}, {}, {"messages": kept})
 
         def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
+            clip = clip_of(release, setup.grid(clients.model.dim))
             step = gradients(
                 clients.model,
                 broadcast["params"],
                 clients.poisson(1.0, self.batch_size, key.fold("batch")),  # all: each has its place for sure
-                clip=clip_of(release, setup.grid(clients.model.dim)),
+                # There may be many: unless nothing is noised, they are added up in double precision.
+                clip=clip if release is None or release.law.silent else replace(clip, careful=True),
                 keys=client_keys(clients, key),
             )
             sent = noised(step.value, setup, clients, round_)
-            return ClientStep(
-                sent.messages(sent.numbers), state, {"loss": step.loss, "clipped": step.clipped}
-            )
+            report = {"loss": step.loss, "clipped": step.clipped}
+            return ClientStep(sent.messages(sent.numbers.float()), state, report)
 
         def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
             value, report = aggregate(setup, messages.vectors, key, messages.geometry)

@@ -190,7 +190,7 @@ def histogram(told: Told, name: str) -> Array:
     """Return the noised counts of a column's cells but that of missing values, none of them negative."""
     layout = told.layout
     cells = range(1, layout.columns[name].cells)
-    return np.maximum(0.0, np.array([told.amounts(layout.cell(name, cell)) for cell in cells]))
+    return np.asarray(np.maximum(0.0, [told.amounts(layout.cell(name, cell)) for cell in cells]))
 
 
 def _interpolated(counts: Array, ends: tuple[float, ...], share: float) -> float | None:

@@ -41,7 +41,8 @@ SHARES: Mapping[str, float] = {"one": 0.1, "cells": 0.5, "moments": 0.25, "produ
 class Layout:
     """Where each sum of a survey stands in the vector, and by what it is scaled.
 
-    >>> layout = Layout({"age": SurveyColumn(low=0, high=100, bins=4), "sex": SurveyColumn(values=(0, 1))}, True)
+    >>> sex = SurveyColumn(values=(0, 1))
+    >>> layout = Layout({"age": SurveyColumn(low=0, high=100, bins=4), "sex": sex}, True)
     >>> layout.dim, layout.pairs
     (14, ())
     >>> rows = layout.vectors([{"age": 75, "sex": 1}, {"age": "?"}])

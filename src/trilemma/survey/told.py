@@ -223,5 +223,5 @@ class Told:
 
 def heard(messages: Array, sites: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
     """Leave out the rows of sites that were not heard, or sent what is not finite."""
-    finite = np.flatnonzero(np.isfinite(messages).all(1))
+    finite: list[int] = np.flatnonzero(np.isfinite(messages).all(1)).tolist()
     return messages[finite], tuple(sites[row] for row in finite)

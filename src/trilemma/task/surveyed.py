@@ -34,7 +34,8 @@ def surveyed(task: Task, layout: Layout) -> Task:
     >>> from trilemma.survey.columns import SurveyColumn
     >>> x, y = torch.tensor([[0.5], [2.0]]), torch.tensor([0, 1])
     >>> task = Task(model=lambda: nn.Linear(1, 2), clients=[(x, y), (x, y)])
-    >>> survey = surveyed(task, Layout({"x0": SurveyColumn(low=0, high=1, bins=2), "label": SurveyColumn(values=(0, 1))}))
+    >>> columns = {"x0": SurveyColumn(low=0, high=1, bins=2), "label": SurveyColumn(values=(0, 1))}
+    >>> survey = surveyed(task, Layout(columns))
     >>> survey.dataset.x_train.shape, survey.learner(survey.dataset).model.dim
     (torch.Size([4, 12]), 12)
     """
