@@ -185,7 +185,7 @@ def test_tuning_takes_at_least_a_round(monkeypatch) -> None:
 def test_a_misspelt_command_is_asked_about() -> None:
     told = CliRunner().invoke(app, ["exprot"], env={"COLUMNS": "200"})
     assert told.exit_code == 2
-    assert "no command is called 'exprot': did you mean 'export'? Allowed: arena, audit" in told.output
+    assert "no command is called 'exprot': did you mean 'export'? Allowed: arena, attack" in told.output
 
 
 @pytest.mark.slow

@@ -89,6 +89,12 @@ COMMANDS = {
         "Guarantees",
         "Attack a certified ε, and show the ε an adversary finds.",
     ),
+    "attack": Lazy(
+        "attack",
+        "attack_command",
+        "Guarantees",
+        "Attack a final model: membership, attributes, inversion, a mark; each beside what is certified.",
+    ),
     "evidence": Lazy(
         "evidence",
         "evidence_app",
