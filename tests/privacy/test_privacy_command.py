@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -124,44 +123,25 @@ def test_plot(tmp_path, noise):
         (f"{CAFCOR} --sigma-cor -1", "not negative"),
         (f"{CAFCOR} --sigma-cor 1 --sampling poisson", "--examples"),
         (f"{CAFCOR} --epsilon 3 --accountant exakt", "did you mean 'exact'"),
-        (f"{CAFCOR} --epsilon 3 --objective honest_mean", "did you mean 'honest-mean'"),
         (f"{CAFCOR} --sigma-cor 1 --adjacency add_remove", "did you mean 'add-remove'"),
         (EXAMPLE.replace("poisson", "without_replacement") + " --epsilon 1", "mean 'without-replacement'"),
-        (f"{CAFCOR} --epsilon 3 --objective mean", "Allowed: honest-mean, theorem"),
         (f"{CAFCOR.replace('secldp', 'sec')} --sigma-cor 1", "unknown threat model"),
         ("bounds -n 7 -f 2 -d 3 --rounds 5 --rule medan", "unknown aggregation rule"),
         ("bounds -n 7 -f 4 -d 3 --rounds 5 --rule caf", "2f < n"),
         ("bounds -n 10 -f 10 -d 3 --rounds 5 --hidden", "2f < n"),
-        ("bounds -n 7 -f 2 -d 3 --rounds 5 --gradients none.npy", "no gradients"),
     ],
 )
 def test_bad_input_says_why(text, reason):
     assert reason in refusal(text)
 
 
-def test_bounds_of_every_rule(tmp_path):
-    gradients = tmp_path / "gradients.npy"
-    np.save(gradients, np.diag([1.0, 2.0, 3.0, 4.0, 5.0]))
-    found = answer(
-        "bounds -n 7 -f 2 -d 69 -m 2764 -b 25 --rounds 400 --convexity 0.01 --sigma-ind 0.08 --epsilon 0.01 "
-        f"--gradients {gradients}"
-    )
-    rows = {row["rule"]: row for row in found["rules"]}
+def test_bounds_of_every_rule():
+    rows = {row["rule"]: row for row in answer("bounds -n 7 -f 2")["rules"]}
     assert rows["caf"]["kappa"] == pytest.approx(6 * 2 / 5 * (1 + 2 / 3) ** 2)
     assert rows["caf"]["criterion"] == "spectral"
     assert rows["cwtm"]["criterion"] == "trace"
-    assert rows["caf"]["strongly_convex"]["vacuous"]
     assert rows["mean"]["kappa"] is None
-    assert found["heterogeneity"]["g"] > found["heterogeneity"]["g_cov"] > 0
-    assert found["lower_bound"]["total"] > 0
-
-
-def test_bounds_table():
-    text = run("bounds -n 7 -f 2 -d 69 --rounds 400 --rule caf --rule nnm+cwmed --epsilon 1").stdout
-    assert "vacuous" in text
-    assert "nnm+cwmed" in text
-    assert "needs --convexity" in text
-    assert "proves nothing here" in text
+    assert "none proven" in run("bounds -n 7 -f 2").stdout
 
 
 def test_bounds_of_a_rule_of_ones_own(tmp_path):
@@ -171,7 +151,7 @@ def test_bounds_of_a_rule_of_ones_own(tmp_path):
         "rules.register('my-median')(type('Mine', (cwmed,), {'__doc__': 'The median, again.'}))\n"
     )
     try:
-        said = run(f"bounds -n 7 -f 2 -d 69 --rounds 400 --rule nnm+my-median --plugin {path} --json")
+        said = run(f"bounds -n 7 -f 2 --rule nnm+my-median --plugin {path} --json")
         assert json.loads(said.stdout)["rules"][0]["rule"] == "nnm+my-median"
     finally:
         rules.withdraw("my-median")

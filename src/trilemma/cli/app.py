@@ -81,7 +81,10 @@ COMMANDS = {
         "Compute what a noise guarantees, or the noise a guarantee needs.",
     ),
     "bounds": Lazy(
-        "privacy", "bounds_command", "Guarantees", "Compute the papers' bounds, with every constant."
+        "privacy",
+        "bounds_command",
+        "Guarantees",
+        "Compute how far liars can move each rule, and what they can hide in the noise.",
     ),
     "audit": Lazy(
         "audit",

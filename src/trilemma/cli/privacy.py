@@ -1,4 +1,4 @@
-"""`trilemma privacy` and `trilemma bounds`: what noise guarantees, and what theorems promise."""
+"""`trilemma privacy` and `trilemma bounds`: what noise guarantees, what liars can do in spite of rules."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from trilemma import aggregation
 from trilemma.base import plugins
 from trilemma.base.errors import UserError
 from trilemma.cli.options import PluginOption
-from trilemma.learning import theory
 from trilemma.learning.defences.evidence import hidden_shift
 from trilemma.privacy import NoiseLaw, mean_noise
 from trilemma.privacy.accounting import calculator
-from trilemma.report.bounds import bounds_tables, lower_record, promise_record
+from trilemma.report.bounds import bounds_tables, defined_rules
 from trilemma.report.picture_files import check_picture
 from trilemma.report.plain import plain_json
 from trilemma.report.privacy import plot_privacy, privacy_tables
@@ -59,7 +59,6 @@ def privacy_command(
         str, typer.Option(help="guaranteed, or published: holds only if liars exist")
     ] = "guaranteed",
     accountant: Annotated[str | None, typer.Option(help="calibrate by it: trilemma list accountants")] = None,
-    objective: Annotated[str, typer.Option(help="what to minimise: honest-mean or theorem")] = "honest-mean",
     dim: Annotated[int, typer.Option("-d", "--dim", help="parameters, to scale the predicted error")] = 1,
     plot: Annotated[Path | None, typer.Option(help="also draw a picture into this file")] = None,
     plugin: PluginOption = None,
@@ -92,7 +91,6 @@ def privacy_command(
         adjacency=adjacency,
         assume=assume,
         accountant=accountant,
-        objective=objective,
         dim=dim,
     )
     if plot is not None:
@@ -107,34 +105,19 @@ def privacy_command(
         drawn = plot_privacy(calculator.picture(found.release, found.threat, rounds, delta), plot)
         record["plot"] = str(drawn)
         remarks.append(f"picture: {drawn}")
-    _print(record, privacy_tables(record), remarks, as_json)
+    print_record(record, privacy_tables(record), remarks, as_json)
 
 
 def bounds_command(
     clients: Clients,
-    dim: Annotated[int, typer.Option("-d", "--dim", help="number of parameters")],
-    rounds: Annotated[int, typer.Option(help="number of rounds T")],
     byzantine: Byzantine = 0,
-    rule: Annotated[
-        list[str] | None, typer.Option(help="repeatable; without it, every rule with a κ")
-    ] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="repeatable; default: every rule")] = None,
     sigma_ind: SigmaInd = None,
     sigma_cor: SigmaCor = None,
-    examples: Annotated[int, typer.Option("-m", "--examples", help="examples per client")] = 1,
-    batch: Annotated[int, typer.Option("-b", "--batch", help="examples in a batch")] = 1,
-    smoothness: Annotated[float, typer.Option(help="L")] = 1.0,
-    convexity: Annotated[float, typer.Option(help="μ; 0: the loss is not strongly convex")] = 0.0,
-    gap: Annotated[float, typer.Option(help="loss of the start above the optimum")] = 1.0,
-    variance: Annotated[float, typer.Option(help="variance σ² of one example's gradient")] = 1.0,
-    g: Annotated[float, typer.Option(help="heterogeneity G")] = 1.0,
-    g_cov: Annotated[float, typer.Option(help="heterogeneity G_cov")] = 1.0,
-    gradients: Annotated[
-        Path | None, typer.Option(help="measure G and G_cov on this .npy of honest gradients (clients, d)")
-    ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="for the lower bound: example-level ε")] = None,
-    delta: Annotated[float, typer.Option(help="for the lower bound")] = 1e-5,
     plugin: PluginOption = None,
     hidden: Annotated[bool, typer.Option("--hidden", help="what f liars can hide in the noise")] = False,
+    dim: Annotated[int, typer.Option("-d", "--dim", help="for --hidden: number of parameters")] = 0,
+    rounds: Annotated[int, typer.Option(help="for --hidden: number of rounds T")] = 0,
     clip: Annotated[float, typer.Option(help="for --hidden: bound C on a contribution")] = 1.0,
     alarm: Annotated[float, typer.Option(help="for --hidden: probability of a false alarm")] = 1e-6,
     neighbours: Annotated[
@@ -145,45 +128,33 @@ def bounds_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the papers' bounds, with every constant.
+    """Compute how far liars can move each rule, and what they can hide in the noise.
 
-    trilemma bounds -n 7 -f 2 -d 69 -m 2764 -b 25 --rounds 400 --convexity 0.01 --sigma-ind 0.08
+    trilemma bounds -n 100 -f 10 -d 1290 --rounds 30 --sigma-ind 1.19 --sigma-cor 0.64 --hidden --clip 2.25
     """
     plugins.load(plugin or ())
     if not 0 <= 2 * byzantine < clients:
         raise UserError(f"nothing is promised unless 0 ≤ 2f < n, got n = {clients}, f = {byzantine}")
-    if neighbours is not None and (rule or not hidden):
-        raise UserError(
-            "the papers' theorems are of secrets that all share: -k goes with --hidden, without --rule"
-        )
-    far = theory.Heterogeneity(g, g_cov) if gradients is None else theory.Heterogeneity.load(gradients)
-    problem = theory.Problem(dim, far, smoothness, convexity, gap, variance, batch, examples)
-    law = _law(sigma_ind, sigma_cor) or NoiseLaw()
-    promises = [
-        theory.rule_bounds(text, problem, law, clients, byzantine, rounds)
-        for text in ((rule or theory.defined_rules(clients, byzantine)) if neighbours is None else ())
-    ]
+    if neighbours is not None and not hidden:
+        raise UserError("-k, with how many others each shares secrets, goes with --hidden")
+    law = NoiseLaw(sigma_ind or 0.0, sigma_cor or 0.0)
+    rules = [aggregation.parse(text, byzantine) for text in rule or defined_rules(clients, byzantine)]
     record: dict[str, Any] = {
-        "heterogeneity": asdict(far),
         "mean_noise": mean_noise(law, clients, byzantine, neighbours),
-        "rules": [promise_record(promise) for promise in promises],
+        "rules": [
+            {"rule": one.name, "kappa": one.kappa(clients), "criterion": one.criterion} for one in rules
+        ],
     }
-    if epsilon is not None:
-        lower = theory.lower_bound(epsilon, delta, clients, byzantine, examples, dim, far.g)
-        record["lower_bound"] = lower_record(lower)
     if hidden:
         found = hidden_shift(law, clip, clients, byzantine, dim, rounds, alarm, neighbours)
         record["hidden"] = {**asdict(found), "shift": found.shift}
-    _print(record, bounds_tables(record), (), as_json)
+    print_record(record, bounds_tables(record), (), as_json)
 
 
-def _law(sigma_ind: float | None, sigma_cor: float | None) -> NoiseLaw | None:
-    if sigma_ind is None and sigma_cor is None:
-        return None
-    return NoiseLaw(sigma_ind or 0.0, sigma_cor or 0.0)
-
-
-def _print(record: dict[str, Any], tables: Iterable[Table], remarks: Sequence[str], as_json: bool) -> None:
+def print_record(
+    record: dict[str, Any], tables: Iterable[Table], remarks: Sequence[str], as_json: bool
+) -> None:
+    """Print what was found: tables and remarks, or one JSON object."""
     if as_json:
         print(plain_json(record))
         return

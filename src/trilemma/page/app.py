@@ -29,7 +29,7 @@ from trilemma.page.answers import (
     TrustMap,
 )
 from trilemma.page.guard import Guard
-from trilemma.page.index import Index, Watched
+from trilemma.page.index import Index, WatchedRun
 from trilemma.page.plan_answers import Choices, PlanAnswer, PlanCurves, PlanQuestion, PlanSeconds
 from trilemma.page.trust import trust_map
 from trilemma.report.run_metadata import BASELINE, RunMetadata, simulated_records
@@ -152,7 +152,7 @@ def _add_runs(app: FastAPI, index: Index) -> None:
         return runs.differences([(one.title, found.config) for one, found in pairs])
 
 
-def _line(index: Index, one: Watched) -> RunLine:
+def _line(index: Index, one: WatchedRun) -> RunLine:
     found = index.metadata(one)
     try:
         with readable(one.folder):
@@ -168,7 +168,7 @@ def _text(line: RunLine) -> str:
     ).lower()
 
 
-def _must(index: Index, run: str) -> tuple[Watched, RunMetadata]:
+def _must(index: Index, run: str) -> tuple[WatchedRun, RunMetadata]:
     one = index.get(run, "run", "deployed")
     if one is None:
         raise HTTPException(404, "there is no such run among what is watched")

@@ -14,7 +14,7 @@ from trilemma.base.errors import UserError
 from trilemma.base.files import readable
 from trilemma.federation.party.layout import Party
 from trilemma.page.answers import AccountLine, MemberLine, PartyLine, PartyView, Role, ServerRun, Spent
-from trilemma.page.index import Index, Watched, shown
+from trilemma.page.index import Index, WatchedRun, shown
 from trilemma.page.runs import flat
 from trilemma.privacy.ledger.lines import Entry
 from trilemma.report import federations
@@ -28,7 +28,7 @@ LOG_TAIL = 1 << 16
 """Bytes at the end of a log that are read."""
 
 
-def party_line(one: Watched) -> PartyLine:
+def party_line(one: WatchedRun) -> PartyLine:
     """Return a party's line in the list, or what is wrong with its folder."""
     role: Role = "server" if one.folder.name == "server" else "client"
     try:
@@ -41,7 +41,7 @@ def party_line(one: Watched) -> PartyLine:
     return PartyLine(id=one.id, name=one.name, role=role, federation=name, clients=clients)
 
 
-def party_view(one: Watched, index: Index) -> PartyView:
+def party_view(one: WatchedRun, index: Index) -> PartyView:
     """Return what a party's folder tells its owner."""
     with readable(one.folder):
         party = Party.open(one.folder)
@@ -54,7 +54,7 @@ def party_view(one: Watched, index: Index) -> PartyView:
         return PartyView(line=line, address=address, config=config, runs=runs)
 
 
-def _server_run(server: Party, run: Watched, index: Index) -> ServerRun | None:
+def _server_run(server: Party, run: WatchedRun, index: Index) -> ServerRun | None:
     found = index.metadata(run)
     if isinstance(found, UserError):
         return None

@@ -47,7 +47,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedRun:
     """Something below a watched folder: a run, a run in a server's folder, or a party's folder."""
 
     id: str
@@ -58,7 +58,7 @@ class Watched:
     """What to call it: a cell of a sweep by what is its own, not by a digest."""
 
     @classmethod
-    def at(cls, folder: Path, kind: Kind, root: Path, called: str = "") -> Watched:
+    def at(cls, folder: Path, kind: Kind, root: Path, called: str = "") -> WatchedRun:
         """Name what lies in `folder`: by its path below the watched folder, in letters that can be shown."""
         digest = hashlib.blake2b(os.fsencode(folder), digest_size=10).hexdigest()
         below = folder.relative_to(root)
@@ -109,7 +109,7 @@ def names_of(roots: Sequence[Path]) -> list[str]:
     return found
 
 
-def find(root: Path, called: str = "") -> Iterator[Watched]:
+def find(root: Path, called: str = "") -> Iterator[WatchedRun]:
     """Yield what lies in `root` and below it; links are not followed."""
     waiting, seen = [(root, 0)], 0
     cells: dict[Path, Mapping[str, Mapping[str, Any]]] = {}
@@ -122,13 +122,13 @@ def find(root: Path, called: str = "") -> Iterator[Watched]:
         except OSError:
             continue
         if PUBLIC in names or (CONFIG in names and _lacks_its_facts(folder, names, root)):
-            yield Watched.at(folder, "party", root, called)
+            yield WatchedRun.at(folder, "party", root, called)
             if folder.name == "server" and names.get("state"):
                 runs = _deployed(folder / "state" / "runs")
-                yield from (Watched.at(run, "deployed", root, called) for run in runs)
+                yield from (WatchedRun.at(run, "deployed", root, called) for run in runs)
             continue
         if CONFIG in names:
-            one = Watched.at(folder, "run", root, called)
+            one = WatchedRun.at(folder, "run", root, called)
             own = cells[folder.parent].get(folder.name, {}) if folder.parent in cells else {}
             title = ", ".join(f"{key.rpartition('.')[2]} {worded(value)}" for key, value in own.items())
             yield replace(one, title=f"{one.name.rpartition('/')[0]}: {shown(title)}") if title else one
@@ -196,7 +196,7 @@ class Index:
         self.version = 0
         self._lock = threading.RLock()
         self._looked = -FRESH
-        self._found: dict[str, Watched] = {}
+        self._found: dict[str, WatchedRun] = {}
         self._stamps: dict[str, Stamp] = {}
         self._kept: OrderedDict[tuple[str, str], tuple[Stamp, object]] = OrderedDict()
 
@@ -213,34 +213,34 @@ class Index:
                 self._looked = time.monotonic()
             return self.version
 
-    def all(self, *kinds: Kind) -> list[Watched]:
+    def all(self, *kinds: Kind) -> list[WatchedRun]:
         """Return everything of these kinds, what changed last first."""
         self.fresh()
         with self._lock:
             chosen = [one for one in self._found.values() if one.kind in kinds]
             return sorted(chosen, key=lambda one: (-self.changed(one), one.name))
 
-    def changed(self, one: Watched) -> int:
+    def changed(self, one: WatchedRun) -> int:
         """Return when something was last written there, in nanoseconds since 1970."""
         return max(part[1] for part in self._stamps[one.id])
 
-    def get(self, id_: str, *kinds: Kind) -> Watched | None:
+    def get(self, id_: str, *kinds: Kind) -> WatchedRun | None:
         """Return what has this id; None where nothing has."""
         self.fresh()
         one = self._found.get(id_)
         return one if one is not None and one.kind in kinds else None
 
-    def metadata(self, one: Watched) -> RunMetadata | UserError:
+    def metadata(self, one: WatchedRun) -> RunMetadata | UserError:
         """Look at a run, or say why it cannot be read."""
         return self._keep("metadata", one, lambda: _metadata(one))
 
-    def records(self, one: Watched) -> Mapping[int, Sequence[Record]]:
+    def records(self, one: WatchedRun) -> Mapping[int, Sequence[Record]]:
         """Return every record of a run that can be read."""
         config = _must(self.metadata(one)).config
         read = reading.deployed_records if one.kind == "deployed" else reading.simulated_records
         return self._keep("records", one, lambda: read(config, one.folder), most=12)
 
-    def _keep(self, what: str, one: Watched, read: Callable[[], Value], most: int = 4000) -> Value:
+    def _keep(self, what: str, one: WatchedRun, read: Callable[[], Value], most: int = 4000) -> Value:
         """Return what was read of a run before, unless its files have changed since."""
         now = stamp(one.files())
         with self._lock:
@@ -257,7 +257,7 @@ class Index:
         return value
 
 
-def _metadata(one: Watched) -> RunMetadata | UserError:
+def _metadata(one: WatchedRun) -> RunMetadata | UserError:
     endless = [path for path in one.all_files() if not ends(path)]
     try:
         if endless:

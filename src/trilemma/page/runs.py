@@ -19,7 +19,7 @@ from trilemma.page.answers import (
     Series,
     finite,
 )
-from trilemma.page.index import Watched, shown
+from trilemma.page.index import WatchedRun, shown
 from trilemma.privacy import Guarantee
 from trilemma.report import Curve, verdict_of
 from trilemma.report.run_metadata import RunMetadata, ledgers_have
@@ -33,7 +33,7 @@ STAGE = " s"
 """How the name of a stage's seconds ends (`Record.figures`)."""
 
 
-def line_of(one: Watched, found: RunMetadata | UserError) -> RunLine:
+def line_of(one: WatchedRun, found: RunMetadata | UserError) -> RunLine:
     """Return a run's line in the list, or why there is none."""
     if isinstance(found, UserError):
         problem = shown(str(found))

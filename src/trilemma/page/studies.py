@@ -14,7 +14,7 @@ from typing import Protocol
 from trilemma.base.errors import UserError
 from trilemma.base.plugins import offered
 from trilemma.page.answers import StudyLine, StudySquare, StudyView
-from trilemma.page.index import Index, Watched
+from trilemma.page.index import Index, WatchedRun
 from trilemma.page.runs import flat
 from trilemma.report.run_metadata import RunMetadata
 from trilemma.report.tables import shown as shown_score
@@ -85,9 +85,9 @@ def view(index: Index, study: str, row: str, column: str, score: str) -> StudyVi
     return _table(study, points, row, column, score, remark)
 
 
-def _groups(index: Index) -> dict[str, list[Watched]]:
+def _groups(index: Index) -> dict[str, list[WatchedRun]]:
     """Return the runs below each watched folder, and below the folders up to two below it, by name."""
-    groups: dict[str, list[Watched]] = {}
+    groups: dict[str, list[WatchedRun]] = {}
     for one in index.all("run"):
         parts = PurePosixPath(one.name).parts
         for depth in range(1, min(len(parts), 4)):

@@ -1,77 +1,48 @@
-"""What theorems promise, as records and tables."""
+"""Rules' κ, and what liars can hide in the noise, as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
-from trilemma.learning.theory import Lower, Promise, Upper
+from trilemma import aggregation
+from trilemma.base.errors import UserError
 
 
-def promise_record(promise: Promise) -> dict[str, Any]:
-    """Return what the theorems say about a rule as plain values, without what they do not say."""
-    record: dict[str, Any] = {
-        "rule": promise.rule,
-        "kappa": promise.kappa,
-        "criterion": promise.criterion,
-        "error_term": promise.error,
-        "non_convex": _upper_record(promise.non_convex),
-        "strongly_convex": _upper_record(promise.strongly_convex),
-    }
-    return {key: value for key, value in record.items() if value is not None or key == "kappa"}
+def defined_rules(clients: int, byzantine: int) -> tuple[str, ...]:
+    """Return the names of the rules that are defined for these numbers of clients.
 
+    >>> "caf" in defined_rules(clients=7, byzantine=3), "caf" in defined_rules(clients=6, byzantine=3)
+    (True, False)
+    """
 
-def _upper_record(bound: Upper | None) -> dict[str, Any] | None:
-    return None if bound is None else asdict(bound) | {"total": bound.total, "vacuous": bound.vacuous}
+    def defined(name: str) -> bool:
+        try:
+            aggregation.parse(name, byzantine).check(clients)
+        except UserError:
+            return False
+        return True
 
-
-def lower_record(bound: Lower) -> dict[str, Any]:
-    """Return a lower bound as plain values."""
-    return asdict(bound) | {"total": bound.total}
+    return tuple(name for name in sorted(aggregation.rules) if defined(name))
 
 
 def bounds_tables(record: Mapping[str, Any]) -> Iterator[Table]:
-    """Lay out what the record holds: upper bounds of every rule, the lower bound, what can be hidden."""
+    """Lay out what the record holds: κ of every rule, what can be hidden."""
     if record["rules"]:
         yield _rule_table(record["rules"])
-    if "lower_bound" in record:
-        yield _lower_table(record["lower_bound"])
     if "hidden" in record:
         yield _hidden_table(record["hidden"])
 
 
 def _rule_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="upper bounds, with all constants", title_justify="left")
-    for heading in ("rule", "κ", "criterion", "σ̄²", "expected loss gap", "squared gradient"):
-        table.add_column(heading, justify="left" if heading in ("rule", "criterion") else "right")
+    table = Table(title="how far Byzantine clients can move a rule's value", title_justify="left")
+    for heading in ("rule", "κ", "criterion"):
+        table.add_column(heading, justify="right" if heading == "κ" else "left")
     for row in rows:
-        if row["kappa"] is None:
-            table.add_row(row["rule"], "none proven", row["criterion"])
-            continue
-        found = [_bound_text(row.get(kind)) for kind in ("strongly_convex", "non_convex")]
-        table.add_row(
-            row["rule"], f"{row['kappa']:.4g}", row["criterion"], f"{row['error_term']:.3g}", *found
-        )
-    table.caption = "vacuous: no better than not training at all; proofs have large constants"
-    return table
-
-
-def _bound_text(bound: Mapping[str, Any] | None) -> str:
-    if bound is None:
-        return "needs --convexity"
-    return f"{bound['total']:.3g}" + (" vacuous" if bound["vacuous"] else "")
-
-
-def _lower_table(bound: Mapping[str, Any]) -> Table:
-    table = Table(title="lower bound, without constants and logarithms", title_justify="left")
-    for heading in ("d/(ε²nm²)", "(f/n)/(ε²m²)", "(f/n)G²", "total"):
-        table.add_column(heading, justify="right")
-    table.add_row(*(f"{bound[key]:.3g}" for key in ("privacy", "coupling", "heterogeneity", "total")))
-    if bound["unmet"]:
-        table.caption = "proves nothing here, its assumptions fail: " + "; ".join(bound["unmet"])
+        kappa = "none proven" if row["kappa"] is None else f"{row['kappa']:.4g}"
+        table.add_row(row["rule"], kappa, row["criterion"])
     return table
 
 

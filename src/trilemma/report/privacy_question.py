@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any, cast
 
 from trilemma.base.errors import UserError
-from trilemma.learning import theory
 from trilemma.privacy import NoiseLaw, Release, Sampling, Threat
 from trilemma.privacy.accounting import calculator
 from trilemma.privacy.types import Adjacency, Assumption, Scheme, Unit
@@ -46,7 +45,6 @@ class Question:
     adjacency: str = "replace"
     assume: str = "guaranteed"
     accountant: str | None = None
-    objective: str = "honest-mean"
     dim: int = 1
 
     def record(self) -> dict[str, Any]:
@@ -78,9 +76,8 @@ class Question:
             return None
         if self.epsilon is None or self.delta is None:
             raise UserError(_EITHER)
-        aim = theory.objectives[self.objective]
         return calculator.find_noise(
-            self.shape, self.model, self.rounds, self.epsilon, self.delta, self.accountant, aim
+            self.shape, self.model, self.rounds, self.epsilon, self.delta, self.accountant
         )
 
     @property

@@ -35,7 +35,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Quantile:
+class WeightQuantile:
     """Which part of the weight of a column, in sorted order, is averaged: from `low` to `high`.
 
     Rows have a weight each, the `mass`; where `low` is `high` it is the value, or the mean of the two values,
@@ -50,7 +50,7 @@ class Quantile:
         """Return the share of each row in each column's value (k, c); equal values share by their weights.
 
         >>> V = torch.tensor([[1.0], [3.0], [2.0]], dtype=torch.float64)
-        >>> Quantile(0.5, 0.5, (0.25, 0.25, 0.5)).shares(V)
+        >>> WeightQuantile(0.5, 0.5, (0.25, 0.25, 0.5)).shares(V)
         tensor([[0.],
                 [0.],
                 [1.]], dtype=torch.float64)
@@ -98,7 +98,7 @@ class Columns:
 
 
 def window_means(
-    X: Tensor, rows: Any, window: Window | Quantile, mixture: Mixture | None = None
+    X: Tensor, rows: Any, window: Window | WeightQuantile, mixture: Mixture | None = None
 ) -> Columns:
     """Return the window means of X[rows], or of A X[rows]; one pass.
 
@@ -107,7 +107,7 @@ def window_means(
     >>> out.value, out.shares.tolist()
     (tensor([2., 4.]), [0.0, 1.5, 0.5])
     """
-    if isinstance(window, Quantile):
+    if isinstance(window, WeightQuantile):
         return plain_window_means(X, rows, window, mixture)
     if X.is_cuda:
         from trilemma.aggregation.kernels import cuda
@@ -142,7 +142,7 @@ def window_means(
 
 
 def plain_window_means(
-    X: Tensor, rows: Any, window: Window | Quantile, mixture: Mixture | None = None
+    X: Tensor, rows: Any, window: Window | WeightQuantile, mixture: Mixture | None = None
 ) -> Columns:
     """The same in plain torch operations, on any device."""
     index = torch.as_tensor(rows, device=X.device)
@@ -158,7 +158,7 @@ def plain_window_means(
                 offset = X[mixture.reference, lo:hi].to(torch.float64)
             Y = Y - offset
             V = torch.as_tensor(mixture.A, device=X.device) @ Y
-        if isinstance(window, Quantile):
+        if isinstance(window, WeightQuantile):
             share = window.shares(V)
             value = (share * V).sum(0)
         else:
@@ -172,7 +172,7 @@ def plain_window_means(
         squares += (Y - value).square().sum(1)
         values.append((value + offset).to(X.dtype))
     value = torch.cat(values) if values else X.new_zeros(0)
-    size = 1 if isinstance(window, Quantile) else window.size
+    size = 1 if isinstance(window, WeightQuantile) else window.size
     return Columns(value, shares.cpu().numpy() / size, squares.cpu().numpy())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from trilemma.aggregation.passes import columns, combine
-from trilemma.aggregation.passes.columns import Columns, Mixture, Quantile, Window
+from trilemma.aggregation.passes.columns import Columns, Mixture, WeightQuantile, Window
 from trilemma.aggregation.steps.types import Array, Info
 
 
@@ -17,7 +17,7 @@ from trilemma.aggregation.steps.types import Array, Info
 class Selection:
     """What a rule settles on that ends coordinate by coordinate: a window of A X, or of X if A is None."""
 
-    window: Window | Quantile
+    window: Window | WeightQuantile
     A: Array | None
 
 
@@ -39,7 +39,7 @@ class Columnwise:
     """A decision for a window of sorted values in each column of X[rows], or of mixture.A X[rows]."""
 
     rows: Any
-    window: Window | Quantile
+    window: Window | WeightQuantile
     mixture: Mixture | None
     info: Info
 

@@ -19,7 +19,7 @@ import torch
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 from torch import Tensor
 
-from trilemma.aggregation.passes.columns import Mixture, Quantile, Window
+from trilemma.aggregation.passes.columns import Mixture, WeightQuantile, Window
 from trilemma.aggregation.passes.gram import Geometry, from_gram, heaviest
 from trilemma.aggregation.passes.source import InMemory, Source
 from trilemma.aggregation.steps.decision import Columnwise, Decision, Selection, Weighted
@@ -274,7 +274,9 @@ class Coordinate(Rule):
         """Return the window."""
         if geometry.mass is None:
             return Selection(self.window(geometry.n, f), None)
-        return Selection(Quantile(*self.span(*geometry.counted(f)), tuple(geometry.mass.tolist())), None)
+        return Selection(
+            WeightQuantile(*self.span(*geometry.counted(f)), tuple(geometry.mass.tolist())), None
+        )
 
 
 def aggregate(rule: Rule, source: Source, key: Key | None = None) -> Aggregate[Any]:

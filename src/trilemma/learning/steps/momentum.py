@@ -29,9 +29,9 @@ from trilemma.learning.settings import AlgorithmSettings, Setup
 from trilemma.learning.steps.adaptive_clip import adaptive_algorithm
 from trilemma.learning.steps.gridded import declared, followed
 from trilemma.learning.steps.privatise import batch_gradients, clip_of, noised
+from trilemma.learning.steps.schedules import Schedule, Theory
 from trilemma.learning.steps.server import descent_server
 from trilemma.learning.steps.trace import Trace
-from trilemma.learning.theory.schedules import Schedule, Theory
 from trilemma.models.types import Model
 from trilemma.privacy.types import NoiseLaw, Release, Sampling, Unit
 

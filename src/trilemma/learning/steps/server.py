@@ -19,8 +19,8 @@ from trilemma.base.keys import Key
 from trilemma.learning.messages import Messages
 from trilemma.learning.protocol import ServerFunction, ServerStep, State
 from trilemma.learning.settings import Setup
+from trilemma.learning.steps.schedules import Schedule
 from trilemma.learning.steps.total import all_finite
-from trilemma.learning.theory.schedules import Schedule
 from trilemma.storage.mapped import lies_in_a_file
 
 BLOCK = 1 << 24

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trilemma.privacy.accounting.accountants import applicable, ask, worthwhile
-from trilemma.privacy.accounting.calibration import Objective, Plan, default_accountant, honest_mean, plan
+from trilemma.privacy.accounting.calibration import Plan, default_accountant, plan
 from trilemma.privacy.accounting.spending import certified_curve, places, spent
 from trilemma.privacy.mechanism import History, mechanism
 from trilemma.privacy.threats.catalogue import Threat, threat_models
@@ -75,7 +75,6 @@ def find_noise(
     epsilon: float,
     delta: float,
     accountant: str | None = None,
-    objective: Objective = honest_mean,
 ) -> Calibration:
     """Return the least noise for releases like `shape` that keeps to ε and δ.
 
@@ -87,7 +86,7 @@ def find_noise(
     """
     name = accountant or default_accountant(shape)
     several, models = _collusions(threat), _models(threat)
-    asked, *others = plan(shape, (threat, *several, *models), epsilon, delta, rounds, name, objective)
+    asked, *others = plan(shape, (threat, *several, *models), epsilon, delta, rounds, name)
     return Calibration(name, asked, tuple(others[: len(several)]), tuple(others[len(several) :]))
 
 

@@ -7,7 +7,7 @@ given all others,
 
 with h = 0 hidden liars for a guarantee and h = f − q as published, grows linearly when both variances do, so
 only their ratio is free: a one-dimensional search for the ratio that costs the least. What counts as cost is
-the objective; `honest_mean` is the usual one, and `trilemma.learning.theory` has another.
+the objective; `honest_mean` is the usual one; the laboratory has a theorem's.
 
 With f = 0 pairwise noise is free, and more of it is always better: σ_cor = 10 σ_ind is where that search
 ends, within about one per cent of the limit.

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 from trilemma import aggregation
 from trilemma.aggregation.steps.types import Criterion
-from trilemma.base.errors import UserError
-from trilemma.learning.theory.bounds import (
+from trilemma.privacy import NoiseLaw
+from trilemma_lab.theory.bounds import (
     Problem,
     Upper,
     error_term,
     non_convex_bound,
     strongly_convex_bound,
 )
-from trilemma.privacy import NoiseLaw
 
 
 @dataclass(frozen=True)
@@ -32,29 +31,12 @@ class Promise:
     strongly_convex: Upper | None = None
 
 
-def defined_rules(clients: int, byzantine: int) -> tuple[str, ...]:
-    """Return the names of the rules that are defined for these numbers of clients.
-
-    >>> "caf" in defined_rules(clients=7, byzantine=3), "caf" in defined_rules(clients=6, byzantine=3)
-    (True, False)
-    """
-
-    def defined(name: str) -> bool:
-        try:
-            aggregation.parse(name, byzantine).check(clients)
-        except UserError:
-            return False
-        return True
-
-    return tuple(name for name in sorted(aggregation.rules) if defined(name))
-
-
 def rule_bounds(
     text: str, problem: Problem, law: NoiseLaw, clients: int, byzantine: int, rounds: int
 ) -> Promise:
     """Return what the theorems promise for the rule or chain `text`.
 
-    >>> from trilemma.learning.theory.bounds import Heterogeneity
+    >>> from trilemma_lab.theory.bounds import Heterogeneity
     >>> problem = Problem(dim=69, heterogeneity=Heterogeneity(g=1.0, g_cov=1.0))
     >>> rule_bounds("mean", problem, NoiseLaw(), clients=7, byzantine=2, rounds=400).kappa is None
     True

@@ -11,15 +11,16 @@ import pytest
 from trilemma.aggregation import caf
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
-from trilemma.learning.theory import (
+from trilemma.privacy import NoiseLaw, SecretGraph, Threat, calibrate, covariance, mean_noise
+from trilemma_lab.theory import (
     Heterogeneity,
     Problem,
+    cafcor_theorem,
     error_term,
     lower_bound,
     non_convex_bound,
     strongly_convex_bound,
 )
-from trilemma.privacy import NoiseLaw, SecretGraph, covariance, mean_noise
 
 FAR = Heterogeneity(g=2.0, g_cov=0.7)
 PROBLEM = Problem(
@@ -145,3 +146,10 @@ def test_lower_bound_names_each_assumption_that_fails(change, reason):
 def test_bad_input_is_refused(call):
     with pytest.raises(UserError):
         call()
+
+
+def test_the_theorems_constants_push_everything_to_local_noise():
+    law = calibrate(26.4, 1e-4, 30, 2.25, Threat("byzldp", 100, 10), objective=cafcor_theorem)
+    assert law.sigma_cor == 0
+    with pytest.raises(UserError, match="2f < n"):
+        cafcor_theorem(Threat("secldp", 4, 2))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trilemma import learning
-from trilemma.learning.theory import NonConvex, StronglyConvex
+from trilemma.learning.steps.schedules import NonConvex, StronglyConvex
 
 
 def test_strongly_convex_starts_at_one_over_24_smoothness() -> None:

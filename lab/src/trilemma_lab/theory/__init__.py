@@ -1,4 +1,4 @@
-"""What theory promises: the papers' error bounds, their learning rates, and the noise they would choose.
+"""What theory promises: the papers' error bounds, and the noise they would choose.
 
 κ, how far Byzantine clients can move a rule's value, comes from the rules themselves (`Rule.kappa`).
 
@@ -8,7 +8,7 @@
 6.67
 """
 
-from trilemma.learning.theory.bounds import (
+from trilemma_lab.theory.bounds import (
     Heterogeneity,
     Lower,
     Problem,
@@ -18,29 +18,23 @@ from trilemma.learning.theory.bounds import (
     non_convex_bound,
     strongly_convex_bound,
 )
-from trilemma.learning.theory.byz_clip21 import Neighbourhood, clipped_order, momentum_bound
-from trilemma.learning.theory.objectives import objectives
-from trilemma.learning.theory.rules import Promise, defined_rules, rule_bounds
-from trilemma.learning.theory.schedules import NonConvex, Schedule, StronglyConvex, Theory
+from trilemma_lab.theory.byz_clip21 import Neighbourhood, clipped_order, momentum_bound
+from trilemma_lab.theory.objectives import cafcor_theorem
+from trilemma_lab.theory.rules import Promise, rule_bounds
 
 __all__ = [
     "Heterogeneity",
     "Lower",
     "Neighbourhood",
-    "NonConvex",
     "Problem",
     "Promise",
-    "Schedule",
-    "StronglyConvex",
-    "Theory",
     "Upper",
+    "cafcor_theorem",
     "clipped_order",
-    "defined_rules",
     "error_term",
     "lower_bound",
     "momentum_bound",
     "non_convex_bound",
-    "objectives",
     "rule_bounds",
     "strongly_convex_bound",
 ]

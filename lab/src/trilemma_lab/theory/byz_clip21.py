@@ -37,7 +37,7 @@ import math
 from dataclasses import dataclass
 
 from trilemma.base.errors import UserError
-from trilemma.learning.theory.bounds import Problem, Upper, check_number
+from trilemma_lab.theory.bounds import Problem, Upper, check_number
 
 
 def momentum_bound(
@@ -55,7 +55,7 @@ def momentum_bound(
     `problem.variance` is σ², `problem.heterogeneity.g` ζ; batches are part of σ. Without noise, liars and
     heterogeneity what is left is the influence of the start:
 
-    >>> from trilemma.learning.theory.bounds import Heterogeneity
+    >>> from trilemma_lab.theory.bounds import Heterogeneity
     >>> easy = Problem(dim=1, heterogeneity=Heterogeneity(0, 0), variance=0.0)
     >>> bound = momentum_bound(easy, clients=5, byzantine=0, kappa=0.0, rounds=1000, lr=0.25, beta=0.5)
     >>> round(bound.total, 6)
@@ -118,7 +118,7 @@ def clipped_order(
 
     At the paper's noise it does not depend on the number of rounds:
 
-    >>> from trilemma.learning.theory.bounds import Heterogeneity
+    >>> from trilemma_lab.theory.bounds import Heterogeneity
     >>> problem = Problem(dim=100, heterogeneity=Heterogeneity(0, 0))
     >>> paper = [
     ...     clipped_order(problem, 25, 0, 0.0, t, 0.01, 0.01 * math.sqrt(t * math.log(1 / 4e-4)) / 13)

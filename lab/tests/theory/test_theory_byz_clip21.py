@@ -12,7 +12,7 @@ import torch
 from trilemma.aggregation import caf
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
-from trilemma.learning.theory import Heterogeneity, Problem, clipped_order, momentum_bound
+from trilemma_lab.theory import Heterogeneity, Problem, clipped_order, momentum_bound
 
 DIM, HONEST, ROUNDS = 10, 8, 300
 

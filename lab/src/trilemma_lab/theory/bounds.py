@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 
 from trilemma.aggregation.steps.types import Criterion
 from trilemma.base.errors import UserError
-from trilemma.learning.theory.schedules import A3, A4
+from trilemma.learning.steps.schedules import A3, A4
 from trilemma.privacy import NoiseLaw, mean_noise
 from trilemma.privacy.types import SMALLEST
 
