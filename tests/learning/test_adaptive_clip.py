@@ -110,7 +110,7 @@ def test_a_clip_stays_within_reach():
     clip = AdaptiveClip(first=2.0, quantile=0.5)
     up = down = 2.0
     for _ in range(200):
-        up, down = clip.following(up, share=-5.0), clip.following(down, share=5.0)
+        up, down = clip.following(up, -5.0), clip.following(down, 5.0)
     assert (up, down) == (2.0 * REACH, 2.0 / REACH)
 
 

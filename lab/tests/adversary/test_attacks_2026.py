@@ -9,10 +9,13 @@ import torch
 
 from trilemma import simulate
 from trilemma.aggregation import caf
+from trilemma.attacks.types import View
 from trilemma.base.keys import Key
 from trilemma.experiment import load
+from trilemma.simulate.engine import Moment
 from trilemma_lab.adversary.bounded import Bounded
-from trilemma_lab.adversary.informed import Informed
+from trilemma_lab.adversary.informed import Informed, Room
+from trilemma_lab.adversary.liars import informed
 from trilemma_lab.adversary.ring import Ring
 
 
@@ -56,13 +59,41 @@ def test_a_bounded_contribution_is_as_long_as_the_clip_and_its_noise_is_honest(d
 
 def test_a_momentum_holds_as_much_of_a_bounded_contribution_as_rounds_have_given_it() -> None:
     truth, noise = drawn(1, 1)[0], drawn(3, 2)
+    rooms = [Room(200, 0.5, held=0.2, latest=0.2), Room(200, 0.5, held=1 - 0.8**10, latest=0.2)]
     asked = view_with(noise, drawn(5, 4), truth=lambda: truth)
-    attack = Bounded(clip=0.5, momentum=0.8).build()
-    first, later = (attack.craft(replace(asked, round=t)).messages - noise for t in (0, 9))
+    attack = Bounded().build()
+    first, later = (attack.craft(replace(asked, room=lambda it=it: it)).messages - noise for it in rooms)
     assert torch.allclose(later, first * (1 - 0.8**10) / (1 - 0.8))
 
 
-@pytest.mark.parametrize("attack", ["{name='bounded', clip=1.0, momentum=0.99}", "{name='ring'}"])
+@pytest.mark.parametrize("quantile", ["", ", quantile=0.5"])
+@pytest.mark.parametrize("direction", ["gradient", "loss"])
+def test_in_a_run_its_contribution_is_as_long_as_the_runs_clip(quantile: str, direction: str) -> None:
+    """Without noise, what a liar adds to its message in a round is C v, also where the clip moves."""
+    options = f"name='safe-dshb', unit='user', lr=0.5, momentum=0.8, batch_size=25{quantile}"
+    changes = [f"algorithm={{{options}}}", "privacy={threat='none', clip=0.3}", "aggregation.rule=caf"]
+    attack = f"attack={{name='bounded', direction='{direction}'}}"
+    experiment = simulate.assemble(load("safe-dshb-phishing", [*changes, attack, "run.rounds=9"]), seed=1)
+    seen = []
+
+    def watched(moment: Moment, view: View) -> Informed:
+        seen.append(informed(moment, view))
+        return seen[-1]
+
+    experiment = replace(experiment, attack=replace(experiment.attack, informed=watched))
+    progress = simulate.start(experiment)
+    for t in range(4):
+        moved = "clip" in progress.broadcast and float(progress.broadcast["clip"]) != pytest.approx(0.3)
+        progress, _ = simulate.step(experiment, progress)
+        held = 1 - 0.8 ** (t + 1)
+        assert seen[-1].room() == Room(69, 0.3, pytest.approx(held), pytest.approx(0.2))
+        lie = experiment.attack.craft(seen[-1]).messages.double() - seen[-1].own
+        pushed = (lie + held * seen[-1].truth())[:, :69] / held
+        assert torch.linalg.vector_norm(pushed, dim=1).tolist() == pytest.approx([0.3] * 3, rel=1e-4)
+    assert moved == bool(quantile)
+
+
+@pytest.mark.parametrize("attack", ["{name='bounded'}", "{name='ring'}"])
 def test_they_run_in_the_engine(attack: str) -> None:
     settings = load("safe-dshb-phishing", [f"attack={attack}", "run.rounds=3", "run.device=cpu"])
     experiment = simulate.assemble(settings, seed=1)

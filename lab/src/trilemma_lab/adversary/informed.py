@@ -84,6 +84,21 @@ class Defence(Protocol):
 
 
 @dataclass(frozen=True)
+class Room:
+    """How much of a message a contribution may be.
+
+    `moving` numbers of a message move the model; a count may stand behind them. `clip` bounds a contribution;
+    None: nothing does. Of a contribution that were the same in all rounds so far a message holds `held` times
+    as much, and of this round's `latest`.
+    """
+
+    moving: int
+    clip: float | None = None
+    held: float = 1.0
+    latest: float = 1.0
+
+
+@dataclass(frozen=True)
 class Informed(View):
     """A view with what such liars know in addition.
 
@@ -104,6 +119,7 @@ class Informed(View):
         unshown_errors: As `errors`, after tuning.
         unshown_mistaken: As `mistaken`, after tuning.
         trusted: () -> the server's own message on public examples (d,), if it compares messages with one.
+        room: () -> how long a contribution may be, and what a message holds of it.
     """
 
     defence: Callable[[], Defence] | None = None
@@ -117,6 +133,7 @@ class Informed(View):
     unshown_errors: Callable[[float, tuple[Tensor, Tensor] | None, float], Tensor] | None = None
     unshown_mistaken: Callable[[Tensor, float], float] | None = None
     trusted: Callable[[], Tensor] | None = None
+    room: Callable[[], Room] | None = None
 
     @classmethod
     def of(cls, view: View) -> Informed:

@@ -6,6 +6,7 @@ when an attack asks for it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache, partial
 
@@ -21,7 +22,7 @@ from trilemma.simulate.engine import Moment
 from trilemma.simulate.experiment import Experiment
 from trilemma_lab.adversary.ahead import Ahead, ProgressSeen
 from trilemma_lab.adversary.going_on import AheadGoingOn
-from trilemma_lab.adversary.informed import Informed
+from trilemma_lab.adversary.informed import Informed, Room
 from trilemma_lab.adversary.lookahead import Lookahead
 
 
@@ -39,6 +40,7 @@ def informed(moment: Moment, view: View) -> Informed:
     if algorithm.filter and experiment.root is not None:
         known = replace(known, trusted=partial(_trusted, experiment, progress))
     known = replace(known, truth=partial(_truth, experiment, progress, heard, view.honest))
+    known = replace(known, room=partial(_room, experiment, progress, view.honest.shape[1]))
     model, trace = experiment.clients.model, algorithm.trace
     moved = None if trace is None else progress.broadcast[trace.model]
     if moved is not None and moved.shape == (model.dim,) and view.own is not None and not model.buffers:
@@ -57,6 +59,19 @@ def _rows_of(everybody: tuple[int, ...], clients: tuple[int, ...]) -> list[int]:
     return [place[client] for client in clients]
 
 
+def _room(experiment: Experiment, progress: ProgressSeen, length: int) -> Room:
+    """Return how long a contribution may be in a round, and what a message holds of it."""
+    algorithm, trace = experiment.resolved.algorithm, experiment.resolved.algorithm.trace
+    clip = None if algorithm.release is None else algorithm.release.clip
+    counted = "clip" in progress.broadcast  # it follows a quantile, and messages count in it
+    clip = None if clip is None or math.isinf(clip) else clip
+    held = 1.0 if trace is None else 0.0
+    for round_ in range(0 if trace is None else progress.round + 1):
+        held = trace.keeps(round_) * held + trace.adds(round_)
+    latest = 1.0 if trace is None else trace.adds(progress.round)
+    return Room(length - counted, clip, held, latest)
+
+
 def _truth(experiment: Experiment, progress: ProgressSeen, heard: tuple[int, ...], sent: Tensor) -> Tensor:
     """Return the honest clients' mean contribution of this round without noise (d,).
 
@@ -67,6 +82,7 @@ def _truth(experiment: Experiment, progress: ProgressSeen, heard: tuple[int, ...
     honest = tuple(i for i in heard if i not in experiment.byzantine)
     trace, release = algorithm.trace, algorithm.release
     known = trace is not None and (trace.keeps(round_) == 0 or "momentum" in progress.clients)
+    known = known and "clip" not in progress.broadcast  # of counts no message remembers any
     known = known and algorithm.message(experiment.clients.model).codec is None  # a grid draws other noise
     if trace is not None and known and release is not None and len(sent) == len(honest):
         return _noise_subtracted(experiment, progress, honest, sent, trace, release.law)

@@ -5,9 +5,9 @@ beside its contribution g_i (clipped at C_t, per client or per example) in one v
 
     u_i = C (g_i / C_t,  w c_i)            c_i: the mean of cut(2 − 2ℓ/C_t), cut(·) into [0, 1]
     x_i = u_i + noise_i                    ‖u_i‖ ≤ C: what [privacy] clip declares
-    m_i ← β m_i + (1−β) s_t x_i            s_t = C_t/C; of the count nothing is averaged
-    θ ← θ − γ R(m_1, …, m_n)
-    C_{t+1} = C_t exp(−η (ĉ − q))          ĉ = R(m)_{d+1} / ((1−β) s_t w C), cut into [0, 1]
+    m_i ← β m_i + (1−β) x_i                of the count nothing is averaged
+    θ ← θ − γ R(m_1, …, m_n)               the length of a step is γC, whatever C_t is
+    C_{t+1} = C_t exp(−η (ĉ − q))          ĉ = R(m)_{d+1} / ((1−β) w C), cut into [0, 1]
 
 So a length counts as below up to C_t/2, what is clipped does not, and in between it counts in part: rounding
 of another record's gradient flips nothing. The clip is longer than a share q of the lengths; a smaller q is a
@@ -77,7 +77,7 @@ class AdaptiveClip:
     """The clip of a run: `first` is C, [privacy] clip, and `quantile` q.
 
     >>> clip = AdaptiveClip(first=2.0, quantile=0.5)
-    >>> round(clip.following(2.0, share=1.0), 3), round(clip.following(2.0, share=-9.0), 3)
+    >>> round(clip.following(2.0, 1.72), 3), round(clip.following(2.0, -9.0), 3)
     (1.81, 2.21)
     """
 
@@ -99,10 +99,6 @@ class AdaptiveClip:
         said = float(broadcast["clip"])
         return self._within(said) if math.isfinite(said) else self.first
 
-    def scale(self, now: float) -> float:
-        """Return s, what a release is multiplied by where its clip is `now`."""
-        return now / self.first
-
     def joined(self, value: Tensor, share: Tensor, now: float) -> Tensor:
         """Return u (k, d + 1): contributions (k, d) clipped at `now`, and the share (k,) of lengths below.
 
@@ -110,14 +106,11 @@ class AdaptiveClip:
         tensor([[0.0000, 1.5000, 0.8600]])
         """
         count = (COUNT * self.first) * share
-        return torch.cat([value / self.scale(now), count.to(value)[:, None]], dim=1)
+        return torch.cat([value * (self.first / now), count.to(value)[:, None]], dim=1)
 
-    def share(self, number: float, now: float) -> float:
-        """Return which share of lengths is below, from the last number of an aggregate of s_t x_i."""
-        return number / (COUNT * self.first * self.scale(now))
-
-    def following(self, now: float, share: float) -> float:
-        """Return the next clip; a share that is no number leaves it."""
+    def following(self, now: float, number: float) -> float:
+        """Return the next clip, from the last number of an aggregate of releases."""
+        share = number / (COUNT * self.first)
         if math.isnan(share):
             return now
         return self._within(now * math.exp(-RATE * (min(1.0, max(0.0, share)) - self.quantile)))
@@ -146,12 +139,11 @@ def adaptive_algorithm(settings: MomentumSettings, setup: Setup, quantile: float
 
     def follow(fresh: Tensor, before: Parts, asked: Asked) -> Parts:
         """Average a release into the momentum, all of it but the count, of which the message has today's."""
-        scaled = fresh * clip.scale(clip.now(asked.broadcast))
+        released, remembered = fresh.clone(), before["momentum"].clone()
         if settings.weight_decay:
-            scaled[:, :-1].add_(asked.broadcast["params"], alpha=settings.weight_decay)
-        remembered = before["momentum"].clone()
+            released[:, :-1].add_(asked.broadcast["params"], alpha=settings.weight_decay)
         remembered[:, -1] = 0.0
-        return {"momentum": scaled.mul_(takes(asked.round)).add_(remembered, alpha=1 - takes(asked.round))}
+        return {"momentum": released.mul_(takes(asked.round)).add_(remembered, alpha=1 - takes(asked.round))}
 
     def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
         state = {"params": model.init(key.fold("model")), "clip": torch.tensor([clip.first])}
@@ -168,16 +160,15 @@ def adaptive_algorithm(settings: MomentumSettings, setup: Setup, quantile: float
     def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
         geometry: Geometry | None = messages.geometry
         value, report = apply_rule(setup, messages.vectors, key, geometry)
-        now = clip.now(state)
-        share = clip.share(float(value[-1]) / takes(round_), now)
+        following = clip.following(clip.now(state), float(value[-1]) / takes(round_))
         after = {
             "params": state["params"] - lr(round_) * value[:-1],
-            "clip": torch.full_like(state["clip"], clip.following(now, share)),
+            "clip": torch.full_like(state["clip"], following),
         }
         return ServerStep(after, after, report)
 
     message = declared(setup, one_vector("momentum", lambda model: model.dim + 1), follow, ("momentum",))
-    trace = Trace(lambda t: -lr(t), beta, takes, decay=settings.weight_decay)  # of releases times s_t
+    trace = Trace(lambda t: -lr(t), beta, takes, decay=settings.weight_decay)
     return Algorithm(settings.called, init, client, server, message, release, trace=trace)
 
 
