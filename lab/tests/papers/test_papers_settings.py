@@ -23,7 +23,7 @@ def test_every_stated_setting_is_that_of_the_runs(name: str) -> None:
 
 def test_every_study_of_runs_says_what_its_settings_come_from() -> None:
     """But for ours: the older comparison of noise laws, the terms of a bound, one more reading."""
-    ours = {"byz-clip21", "safe-dshb-terms", "cafcor-fashion-both"}
+    ours = {"byz-clip21", "safe-dshb-terms", "cafcor-fashion-both", "short-clip"}
     bare = {
         name
         for name, study in studies.items()

@@ -7,7 +7,7 @@ A module per paper registers its studies; what papers printed is in `published/`
 ['byz-clip21', 'byz-clip21-figure1', 'byz-clip21-figure2']
 """
 
-from trilemma_lab.papers import byz_clip21, cafcor, costs, heterogeneity, safe_dshb
+from trilemma_lab.papers import byz_clip21, cafcor, costs, heterogeneity, safe_dshb, short_clip
 from trilemma_lab.papers.lp_proj import study as lp_proj_tables
 from trilemma_lab.papers.lp_proj import theory as lp_proj_theory
 from trilemma_lab.studies.study import Study, run_studies, studies
@@ -22,5 +22,6 @@ __all__ = [
     "lp_proj_theory",
     "run_studies",
     "safe_dshb",
+    "short_clip",
     "studies",
 ]
