@@ -45,7 +45,7 @@ def claimed(prose: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", ["results.md", "personal-tables.md"])
+@pytest.mark.parametrize("name", ["results.md", "personal.md", "personal-tables.md", "short-clip.md"])
 def test_hand_written_prose_states_no_result(name: str) -> None:
     """Whoever wants to say that one is ahead writes a finding, which the data carry or a test fails."""
     assert claimed((ROOT / "docs" / name).read_text("utf-8")) == []
@@ -65,6 +65,20 @@ def test_hand_written_prose_states_no_result(name: str) -> None:
 def test_prose_that_states_a_result_is_found(said: str) -> None:
     assert claimed(f"What was run.\n\n{said}\n") == [said]
     assert claimed(f"<!-- results: s -->\n{said}\n<!-- end of results -->\n") == []
+
+
+@pytest.mark.parametrize("name", sorted({study.paper for study in studies.values()}))
+def test_no_cause_states_a_number_that_no_data_carries(name: str) -> None:
+    """Shares that name a column and values of settings are none."""
+    columns = {place.column for study in studies.values() if study.paper == name for place in study.grid}
+    found = []
+    for cause in paper(name).causes:
+        said = re.sub(r"\b[\w₀-₉ηγβλ]+ = [\d.e-]+", "", cause.text)
+        for column in sorted(columns, key=len, reverse=True):
+            said = said.replace(column, "")
+        if re.search(r"\d\s?%|±|\b\d+\.\d+", said):
+            found.append(cause.text)
+    assert found == []
 
 
 @pytest.mark.parametrize("name", [name for name in studies if (KEPT / f"{name}.json").is_file()])
