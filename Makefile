@@ -68,7 +68,7 @@ docs-reference: $(VENV)/.runtime  ## write docs/configuration.md from what the s
 	$(BIN)/python -m trilemma.experiment.reference > docs/configuration.md
 
 docs-results: $(VENV)/.dev  ## write the tables and the picture of results in docs/ from lab/results/
-	$(BIN)/python -m trilemma_lab.pages docs/results.md docs/personal-tables.md docs/frontier.md docs/frontier-tables.md
+	$(BIN)/python -m trilemma_lab.pages docs/results.md docs/personal-tables.md docs/frontier.md docs/frontier-tables.md docs/short-clip.md
 	$(BIN)/python -m trilemma papers figure lp-proj-synthetic00 --to docs/images/personal-fairness.png
 
 docs: $(VENV)/.dev  ## build the documentation site into site/; a broken link fails

@@ -93,9 +93,11 @@ def test_in_a_run_its_contribution_is_as_long_as_the_runs_clip(quantile: str, di
     assert moved == bool(quantile)
 
 
+@pytest.mark.parametrize("quantile", [(), ("algorithm.quantile=0.5",)])
 @pytest.mark.parametrize("attack", ["{name='bounded'}", "{name='ring'}"])
-def test_they_run_in_the_engine(attack: str) -> None:
-    settings = load("safe-dshb-phishing", [f"attack={attack}", "run.rounds=3", "run.device=cpu"])
+def test_they_run_in_the_engine(attack: str, quantile: tuple[str, ...]) -> None:
+    changes = [f"attack={attack}", "run.rounds=3", "run.device=cpu", *quantile]
+    settings = load("safe-dshb-phishing", changes)
     experiment = simulate.assemble(settings, seed=1)
     progress = simulate.start(experiment)
     for _ in range(3):

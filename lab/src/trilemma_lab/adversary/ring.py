@@ -56,8 +56,10 @@ class Ring(AttackSettings):
             return Crafted(own)
         mean = own.double().mean(0)  # lengths of tiny and huge messages are numbers in float64
         way = self._way(view).to(mean)
-        way = way / torch.linalg.vector_norm(way).clamp(min=1e-100)
-        shares = own.double() - mean + self.strength * torch.linalg.vector_norm(mean) * way
+        signal = torch.zeros_like(mean)  # a count may stand behind the numbers that move the model
+        length = self.strength * torch.linalg.vector_norm(mean)
+        signal[: len(way)] = length * way / torch.linalg.vector_norm(way).clamp(min=1e-100)
+        shares = own.double() - mean + signal
         return Crafted(shares.to(own.dtype), self.strength)
 
     def _way(self, view: Informed) -> torch.Tensor:
