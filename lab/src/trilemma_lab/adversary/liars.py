@@ -65,11 +65,12 @@ def _room(experiment: Experiment, progress: ProgressSeen, length: int) -> Room:
     clip = None if algorithm.release is None else algorithm.release.clip
     counted = "clip" in progress.broadcast  # it follows a quantile, and messages count in it
     clip = None if clip is None or math.isinf(clip) else clip
-    held = 1.0 if trace is None else 0.0
-    for round_ in range(0 if trace is None else progress.round + 1):
+    if trace is None:
+        return Room(length - counted, clip)
+    held = 0.0
+    for round_ in range(progress.round + 1):
         held = trace.keeps(round_) * held + trace.adds(round_)
-    latest = 1.0 if trace is None else trace.adds(progress.round)
-    return Room(length - counted, clip, held, latest)
+    return Room(length - counted, clip, held, trace.adds(progress.round))
 
 
 def _truth(experiment: Experiment, progress: ProgressSeen, heard: tuple[int, ...], sent: Tensor) -> Tensor:
