@@ -98,26 +98,40 @@ def test_theorem_5_2_written_out() -> None:
     assert again + 2 * lr * (1 - beta) * s * u * math.sqrt(ROUNDS / (n - f)) == pytest.approx(big)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.5, 5.0])
-def test_measured_private_runs_stay_below_the_order_of_theorem_5_1(noise: float) -> None:
-    """With all hidden constants taken as 1; the noise is per τ. Byz-Clip21-SGD2M, β̂ ~ 1/T as it asks."""
+def private(task: Quadratics, x: np.ndarray, noise: float, liars: int, seed: int) -> float:
+    """Run Byz-Clip21-SGD2M, β̂ ~ 1/T as it asks, noise per τ; return the mean of ‖∇f‖² along the run."""
     clip, beta, beta_hat, lr = 1.0, 0.1, 1 / ROUNDS * 10, 0.05
+    rng, rule = Key(seed).numpy(), caf(liars)
+    v = g = m = np.zeros((HONEST, DIM))
+    total = 0.0
+    for _ in range(ROUNDS):
+        total += float((task.gradients(x).mean(0) ** 2).sum())
+        v = (1 - beta) * v + beta * (task.gradients(x) + 0.05 * rng.standard_normal((HONEST, DIM)))
+        u = v - g
+        u = u * np.minimum(1, clip / np.linalg.norm(u, axis=1, keepdims=True).clip(1e-12))
+        g = g + beta_hat * u
+        m = m + beta_hat * (u + clip * noise * rng.standard_normal((HONEST, DIM)))
+        sent = np.concatenate([m, np.repeat(-10 * m.mean(0, keepdims=True), liars, 0)])
+        x = x - lr * rule(torch.from_numpy(sent)).value.numpy()
+    return total / ROUNDS
+
+
+@pytest.mark.parametrize("liars", [0, 2])
+@pytest.mark.parametrize("noise", [0.0, 0.5, 5.0])
+def test_measured_private_runs_stay_below_the_orders_of_theorems_5_1_and_d_1(
+    noise: float, liars: int
+) -> None:
+    """With all hidden constants taken as 1."""
+    kappa = caf(liars).kappa(HONEST + liars) if liars else 0.0
     for seed in (1, 2, 3):
-        rng, task, x = Key(seed).numpy(), Quadratics.drawn(0.1, seed), np.full(DIM, 2.0)
+        task, x = Quadratics.drawn(0.1, seed), np.full(DIM, 2.0)
         problem = task.problem(x, 0.05)
-        v = g = m = np.zeros((HONEST, DIM))
-        total = 0.0
-        for _ in range(ROUNDS):
-            total += float((task.gradients(x).mean(0) ** 2).sum())
-            v = (1 - beta) * v + beta * (task.gradients(x) + 0.05 * rng.standard_normal((HONEST, DIM)))
-            u = v - g
-            u = u * np.minimum(1, clip / np.linalg.norm(u, axis=1, keepdims=True).clip(1e-12))
-            g = g + beta_hat * u
-            m = m + beta_hat * (u + clip * noise * rng.standard_normal((HONEST, DIM)))
-            x = x - lr * m.mean(0)
-        order = clipped_order(problem, HONEST, 0, 0.0, ROUNDS, clip, clip * noise)
+        longest = float(np.linalg.norm(task.gradients(x), axis=1).max())
+        known = (problem, HONEST + liars, liars, kappa, ROUNDS, 1.0, noise)
+        found = private(task, x, noise, liars, seed)
         decays = problem.smoothness * problem.gap  # what falls with T has not fallen yet
-        assert total / ROUNDS <= order.total + decays
+        assert found <= clipped_order(*known).total + decays
+        assert found <= clipped_order(*known, longest).total + decays
 
 
 def test_theorem_5_1_written_out_and_in_its_parts() -> None:
@@ -127,6 +141,14 @@ def test_theorem_5_1_written_out_and_in_its_parts() -> None:
     assert found.coupling == pytest.approx(math.sqrt(1.7 * DIM) * 0.3 / (math.sqrt(400) * 0.1))
     assert found.liars == pytest.approx(math.sqrt(1.7))
     assert found.scale == pytest.approx(1.8 + 0.49 + 0.5 * (math.sqrt(1.8) + 0.7))
+    b = 0.5 * math.sqrt(2 * math.log(16 * 401 * 8 / 0.05))
+    level = math.sqrt(1.8 + 0.49)
+    full = clipped_order(problem, 11, 3, 1.7, 400, 0.1, 0.3, longest=2.0)
+    assert full.ratio == found.ratio
+    assert full.scale == pytest.approx(level * (level + 2.0 + b + 0.5))
+    assert clipped_order(problem, 11, 3, 1.7, 400, 9.0, 0.3, longest=2.0).scale == pytest.approx(
+        level * (level + 27.0 + 0.5)
+    )
     alone = clipped_order(replace(problem, variance=0.0), 11, 0, 0.0, 400, 0.1, 0.0)
     assert alone.total == 0.0
 
@@ -140,6 +162,8 @@ def test_theorem_5_1_written_out_and_in_its_parts() -> None:
         lambda p: momentum_bound(p, 5, 0, 1.0, 10, 0.1, 0.5, failure=0.0),
         lambda p: clipped_order(p, 5, 0, 1.0, 10, 0.0, 0.5),
         lambda p: clipped_order(p, 5, 0, 1.0, 10, 1.0, math.nan),
+        lambda p: clipped_order(p, 5, 0, 1.0, 10, 1.0, 0.1, longest=-1.0),
+        lambda p: clipped_order(p, 5, 0, 1.0, 10, 1.0, 0.1, longest=1.0, failure=1.0),
     ],
 )
 def test_bad_input_is_refused(call) -> None:

@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from trilemma.base.errors import UserError
+from trilemma_lab import theory
 from trilemma_lab.cli.theory import theory_command
 
 SIZES = ("-n", "7", "-f", "2", "-d", "69", "--rounds", "400")
@@ -38,9 +39,27 @@ def test_tables() -> None:
         assert part in text
 
 
+def test_byz_clip21s_theorems() -> None:
+    few = ["--rule", "caf", "--clip", "0.1", "--sigma-ind", "0.3", "--longest", "2", "--lr", "0.05"]
+    record = json.loads(CliRunner().invoke(app, [*SIZES, *few, "--json"]).stdout)
+    (found,) = record["byz_clip21"]
+    problem = theory.Problem(69, theory.Heterogeneity(1.0, 1.0))
+    known = (problem, 7, 2, record["rules"][0]["kappa"], 400)
+    assert found["5.1"]["total"] == theory.clipped_order(*known, 0.1, 0.3).total
+    assert found["D.1"]["total"] == theory.clipped_order(*known, 0.1, 0.3, 2.0).total
+    assert found["5.2"]["total"] == theory.momentum_bound(*known, 0.05, 0.1).total
+    text = CliRunner(env={"COLUMNS": "160"}).invoke(app, [*SIZES, "--clip", "0.1"]).stdout
+    assert "needs --clip, --longest" in text
+    assert "needs --lr" in text
+
+
 @pytest.mark.parametrize(
     "more",
     [
+        ("--longest", "2"),
+        ("--clip", "0"),
+        ("--clip", "1", "--longest", "nan"),
+        ("--lr", "9"),
         ("--rounds", "0"),
         ("--gap", "nan"),
         ("--g", "nan"),

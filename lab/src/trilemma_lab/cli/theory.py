@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,12 +42,23 @@ def theory_command(
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="for the lower bound: example-level ε")] = None,
     delta: Annotated[float, typer.Option(help="for the lower bound")] = 1e-5,
+    clip: Annotated[
+        float | None, typer.Option(help="τ: order of Byz-Clip21's Theorem 5.1, noise --sigma-ind")
+    ] = None,
+    longest: Annotated[
+        float | None, typer.Option(help="longest gradient at the start, beside --clip: Theorem D.1's too")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="γ: Byz-Clip21's Theorem 5.2, no clip and no noise")
+    ] = None,
+    beta: Annotated[float, typer.Option(help="β of its momentum")] = 0.1,
     plugin: PluginOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the papers' bounds, with every constant.
 
     trilemma theory -n 7 -f 2 -d 69 -m 2764 -b 25 --rounds 400 --convexity 0.01 --sigma-ind 0.08
+    trilemma theory -n 25 -f 5 -d 7850 --rounds 4500 --rule caf --clip 0.01 --sigma-ind 0.13 --longest 3
     """
     plugins.load(plugin or ())
     if not 0 <= 2 * byzantine < clients:
@@ -69,7 +80,61 @@ def theory_command(
         lower = theory.lower_bound(epsilon, delta, clients, byzantine, examples, dim, far.g)
         record["lower_bound"] = _lower_record(lower)
         tables.append(_lower_table(record["lower_bound"]))
+    if clip is not None or lr is not None:
+        asked = _Clip21(problem, clients, byzantine, rounds, law.sigma_ind, clip, longest, lr, beta)
+        record["byz_clip21"] = [
+            asked.record(one.rule, one.kappa) for one in promises if one.kappa is not None
+        ]
+        tables.append(_clip21_table(record["byz_clip21"]))
+    elif longest is not None:
+        raise UserError("--longest is Theorem D.1's, which is about clipped vectors: give --clip too")
     print_record(record, tables, (), as_json)
+
+
+@dataclass(frozen=True)
+class _Clip21:
+    """What is asked of Byz-Clip21's theorems, whatever the rule."""
+
+    problem: theory.Problem
+    clients: int
+    byzantine: int
+    rounds: int
+    sigma: float
+    clip: float | None
+    longest: float | None
+    lr: float | None
+    beta: float
+
+    def record(self, rule: str, kappa: float) -> dict[str, Any]:
+        """Return what they say of a rule."""
+        found: dict[str, Any] = {"rule": rule}
+        known = (self.problem, self.clients, self.byzantine, kappa, self.rounds)
+        if self.clip is not None:
+            found["5.1"] = _order_record(theory.clipped_order(*known, self.clip, self.sigma))
+            if self.longest is not None:
+                full = theory.clipped_order(*known, self.clip, self.sigma, self.longest)
+                found["D.1"] = _order_record(full)
+        if self.lr is not None:
+            found["5.2"] = _upper_record(theory.momentum_bound(*known, self.lr, self.beta))
+        return found
+
+
+def _order_record(order: theory.Neighbourhood) -> dict[str, Any]:
+    return asdict(order) | {"total": order.total}
+
+
+def _clip21_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="Byz-Clip21: squared gradient, with high probability", title_justify="left")
+    for heading in ("rule", "privacy", "liars in it", "liars alone", "5.1, order", "D.1, order", "5.2"):
+        table.add_column(heading, justify="left" if heading == "rule" else "right")
+    for row in rows:
+        order, full = row.get("5.1"), row.get("D.1")
+        terms = ("privacy", "coupling", "liars", "total")
+        found = [f"{order[term]:.3g}" if order else "needs --clip" for term in terms]
+        found.append(f"{full['total']:.3g}" if full else "needs --clip, --longest")
+        table.add_row(row["rule"], *found, _bound_text(row["5.2"]) if "5.2" in row else "needs --lr")
+    table.caption = "an order has neither constants nor logarithms, nor what falls with T; 5.2 has all"
+    return table
 
 
 def _promise_record(promise: theory.Promise) -> dict[str, Any]:

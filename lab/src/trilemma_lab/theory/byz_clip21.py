@@ -24,7 +24,13 @@ logarithms that the paper does not give, and up to terms that fall with T,
     (1/T) Σ ‖∇f(xᵗ)‖² ≤ Δ₀ (R + R^⅔),   R = √d σ_ω/(√(GT) τ) + √(κd) σ_ω/(√T τ) + √κ,
     Δ₀ = LF⁰ + ζ² + σ(√(LF⁰) + ζ)
 
-(the paper's cδ is κ here, up to a factor). The first term is privacy's, the second what liars make of it, the
+(the paper's cδ is κ here, up to a factor). **Theorem D.1**, its full statement, needs no ζ that holds
+everywhere, and has in the place of Δ₀
+
+    √(LΔ) (√(LΔ) + B + σ),   LΔ = LF⁰ + ζ² at the start,
+    B = max(3τ, max_i ‖∇f_i(x⁰)‖ + b),   b = σ √(2 log(16(T+1)G/α)),
+
+B with the constants that it prints. The first term of R is privacy's, the second what liars make of it, the
 third theirs alone. At the paper's noise, σ_ω = τ√(T log(1/δ))/ε, R has no T left: Corollary 5.1.
 
 Reference: Byz-Clip21-SGD2M (Byzantine robustness, clipping, double momentum and differential privacy),
@@ -67,8 +73,7 @@ def momentum_bound(
         raise UserError(
             f"Theorem 5.2 needs 0 < β ≤ 1 and 0 < γ ≤ β/(2L) = {beta / (2 * big):g}, got {beta}, {lr}"
         )
-    if not 0 < failure < 1:
-        raise UserError(f"failure = {failure}: allowed are numbers between 0 and 1")
+    _check_failure(failure)
     events = 3 * math.log(3 * rounds * honest / failure)
     noise = (math.sqrt(2) + 2 * math.sqrt(events)) * math.sqrt(problem.variance)
     spread = 2 * problem.heterogeneity.g**2 + 2 * beta * noise**2
@@ -112,11 +117,20 @@ class Neighbourhood:
 
 
 def clipped_order(
-    problem: Problem, clients: int, byzantine: int, kappa: float, rounds: int, clip: float, sigma: float
+    problem: Problem,
+    clients: int,
+    byzantine: int,
+    kappa: float,
+    rounds: int,
+    clip: float,
+    sigma: float,
+    longest: float | None = None,
+    failure: float = 0.05,
 ) -> Neighbourhood:
     """Return Theorem 5.1's neighbourhood in order: noise of deviation `sigma` on vectors clipped at `clip`.
 
-    At the paper's noise it does not depend on the number of rounds:
+    With `longest`, max_i ‖∇f_i(x⁰)‖, Theorem D.1's, which holds with probability 1 − `failure`. At the
+    paper's noise 5.1's does not depend on the number of rounds:
 
     >>> from trilemma_lab.theory.bounds import Heterogeneity
     >>> problem = Problem(dim=100, heterogeneity=Heterogeneity(0, 0))
@@ -135,7 +149,18 @@ def clipped_order(
     level, spread = math.sqrt(problem.smoothness * problem.gap), math.sqrt(problem.variance)
     noise = math.sqrt(problem.dim / rounds) * sigma / clip
     scale = level**2 + zeta**2 + spread * (level + zeta)
+    if longest is not None:
+        check_number("longest", longest)
+        _check_failure(failure)
+        first = math.hypot(level, zeta)
+        tail = spread * math.sqrt(2 * math.log(16 * (rounds + 1) * honest / failure))
+        scale = first * (first + max(3 * clip, longest + tail) + spread)
     return Neighbourhood(noise / math.sqrt(honest), math.sqrt(kappa) * noise, math.sqrt(kappa), scale)
+
+
+def _check_failure(failure: float) -> None:
+    if not 0 < failure < 1:
+        raise UserError(f"failure = {failure}: allowed are numbers between 0 and 1")
 
 
 def _check(clients: int, byzantine: int, kappa: float, rounds: int) -> None:
