@@ -27,7 +27,7 @@ from trilemma.base.options import mistakes
 from trilemma.experiment import Config
 from trilemma.experiment.schema import AggregationTable, DataTable, FederationTable, PrivacyTable, RunTable
 from trilemma.report.run_metadata import BASELINE
-from trilemma.task import Task
+from trilemma.task import Learner, Task
 
 if TYPE_CHECKING:
     from trilemma.report.progress import ProgressBar
@@ -133,15 +133,18 @@ def _run(
     directory = simulate.named_directory(settings) if out is None else Path(out)
     train = simulate.run_or_resume if resume else simulate.run
     with _bar(progress) as bar:
-        settings = simulate.settled(settings, own)
-        if bar is not None:
-            for note in settings.notes:
-                bar.say(spoken(note))
+
+        def announce(chosen: Config, _: Learner | None) -> None:
+            if bar is not None:
+                for note in chosen.notes:
+                    bar.say(spoken(note))
+
         everyone = simulate.Everyone([one for one in (bar, observer) if one is not None])
         try:
-            train(settings, directory, everyone, own)
+            train(settings, directory, everyone, own, announce=announce)
             if baseline and settings.federation.byzantine:
-                train(simulate.without_liars(settings), directory / BASELINE, bar, own)
+                honest = simulate.without_liars(simulate.RunDirectory.open(directory).config)
+                train(honest, directory / BASELINE, bar, own)
         except KeyboardInterrupt:
             again = f"out={str(directory)!r}, resume=True"
             raise Stopped(f"stopped; what was finished is kept. Go on: the same call with {again}") from None

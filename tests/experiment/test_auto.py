@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from trilemma.base.errors import ConfigError
 from trilemma.experiment import Config, auto, parse
 from trilemma.experiment.resolve import resolve
 from trilemma.learning.steps.momentum import MomentumSettings
+from trilemma.simulate import experiment
 
 
 def private(epsilon: float = 8.0, n: int = 7, **more: Any) -> Config:
@@ -111,3 +113,21 @@ def test_a_run_and_its_seeds_have_what_was_chosen() -> None:
     chosen = simulate.settled(config)
     assert simulate.assemble(config, 1).config.dump() == chosen.dump()
     assert simulate.settled(chosen) is chosen
+
+
+def test_a_run_assembles_once_what_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though numbers are chosen from what it assembles, and everything is tried before a file is written."""
+    calls, told = [], []
+    everybody = experiment.everybody
+
+    def counted(*given: Any) -> Any:
+        calls.append(given)
+        return everybody(*given)
+
+    monkeypatch.setattr(experiment, "everybody", counted)
+    config = private(run={"rounds": 1, "device": "cpu"})
+    simulate.run(config, tmp_path / "run", announce=lambda *both: told.append(both))
+    assert len(calls) == 1
+    [(chosen, learner)] = told
+    assert (chosen.auto, learner) == (frozenset(), None)
+    assert simulate.RunDirectory.open(tmp_path / "run").config.dump() == chosen.dump()

@@ -14,12 +14,14 @@ from trilemma.cli.options import PluginOption
 from trilemma.cli.output import doing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from trilemma.experiment import Config
     from trilemma.report import Result
     from trilemma.simulate import Ranks
-    from trilemma.task import Task
+    from trilemma.task import Learner, Task
 
 
 def run_command(
@@ -70,10 +72,6 @@ def run_command(
             return
     if own is not None and resume is None and ranks is None:
         own = own.of(settings.federation.clients)
-    if resume is None and ranks is None:
-        settings = _settled(settings, own, console)
-        if own is not None:
-            _show_what_travels(settings, own, console)
     if ranks is None:
         _train(settings, own, directory, resume is not None, baseline, console)
     result = report.load(directory)
@@ -88,25 +86,16 @@ def run_command(
         raise typer.Exit(1)
 
 
-def _settled(settings: Config, task: Task | None, console: Console) -> Config:
-    """Choose what the configuration leaves open, and say it before any ε is spent."""
-    from trilemma import simulate
-
-    found = simulate.settled(settings, task)
-    if found is not settings:
-        console.print(found.notes[-1], highlight=False, markup=False, soft_wrap=True)
-    return found
-
-
-def _show_what_travels(settings: Config, task: Task, console: Console) -> None:
-    """Say which parameters are trained and sent, before any ε is spent."""
-    from trilemma.base.keys import Key
-    from trilemma.experiment.assembly import of_task
+def _announced(asked: Config, console: Console) -> Callable[[Config, Learner | None], None]:
+    """Return a function that says what was chosen, and which parameters are trained and sent."""
     from trilemma.task.inspection import trained
 
-    learner, _ = of_task(settings, Key(settings.run.seeds[0]), task)
-    for line in trained(learner):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    def say(settings: Config, learner: Learner | None) -> None:
+        chosen = settings.notes[len(asked.notes) :]
+        for line in (*chosen, *([] if learner is None else trained(learner))):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    return say
 
 
 def _train(
@@ -121,13 +110,14 @@ def _train(
             if resume:
                 simulate.resume(directory, bar, task)
             else:
-                simulate.run(settings, directory, bar, task)
+                simulate.run(settings, directory, bar, task, announce=_announced(settings, console))
         except KeyboardInterrupt:
             console.print(f"stopped; continue with: trilemma run --resume {directory}")
             raise
     if baseline and settings.federation.byzantine:
         with ProgressBar(console, "without liars") as bar:
-            simulate.run_or_resume(simulate.without_liars(settings), directory / BASELINE, bar, task)
+            honest = simulate.without_liars(simulate.RunDirectory.open(directory).config)
+            simulate.run_or_resume(honest, directory / BASELINE, bar, task)
 
 
 def _share(

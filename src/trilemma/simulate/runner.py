@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,10 @@ from trilemma.simulate.rehearsal import verify
 from trilemma.simulate.room import check_room, said_where_memory_ends
 from trilemma.simulate.shards import own_progress, shared_out, whole_progress
 from trilemma.simulate.state_storage import StateStorage
-from trilemma.task import Task
+from trilemma.task import Learner, Task
+
+Announce = Callable[[Config, Learner | None], None]
+"""Is told the configuration as it runs, and how a task's model is trained; None: data come out of a set."""
 
 
 def run(
@@ -38,11 +41,13 @@ def run(
     observer: Observer | None = None,
     task: Task | None = None,
     ranks: Ranks | None = None,
+    announce: Announce | None = None,
 ) -> Summary:
     """Run every seed of `config` in the new directory `out`; nothing is left there if a setting is wrong.
 
     `task` brings data and model if the configuration's are `own` (`config.parse(…, own=Own(…))`). With
     `ranks`, every rank calls this function with the same arguments, and the ranks share the clients.
+    `announce` is told before any ε is spent.
     """
     if isinstance(config.algorithm.options, PrivateStatistics):
         raise ConfigError("[algorithm] statistics train no model: use trilemma statistics, or tl.statistics")
@@ -51,11 +56,10 @@ def run(
         check_free(out)
     task = None if task is None else task.of(config.federation.clients)
     with said_where_memory_ends(config):
-        config = settled(config, task)
-        _try_out(config, out, task, ranks)
+        config, ready = _tried_out(config, out, task, ranks, announce)
     directory = RunDirectory.create(out, config, task) if leads else RunDirectory(out, config)
     try:
-        return _run(directory, observer or Everyone(), task, ranks)
+        return _run(directory, observer or Everyone(), task, ranks, ready)
     except UserError:
         if leads and not any(directory.seed(seed).records() for seed in config.run.seeds):
             directory.remove()  # so that the corrected run can use the same path
@@ -75,12 +79,18 @@ def resume(
 
 
 def run_or_resume(
-    config: Config, out: Path, observer: Observer | None = None, task: Task | None = None
+    config: Config,
+    out: Path,
+    observer: Observer | None = None,
+    task: Task | None = None,
+    announce: Announce | None = None,
 ) -> Summary:
     """Continue the run in `out` if there is one, else start it, as a sweep does for each of its cells."""
     if not (out / "config.toml").exists():
-        return run(config, out, observer, task)
+        return run(config, out, observer, task, announce=announce)
     config = settled(config, task)
+    if announce is not None:
+        announce(config, None)
     if RunDirectory.open(out).config.dump() != config.dump():
         raise UserError(f"{str(out)!r} holds a run of another configuration; remove it or name another --out")
     return resume(out, observer, task)
@@ -99,13 +109,27 @@ def without_liars(config: Config) -> Config:
     )
 
 
-def _try_out(config: Config, out: Path, task: Task | None, ranks: Ranks | None) -> None:
-    """Assemble every seed before anything is written, one at a time, because all may not fit into memory."""
-    for seed in config.run.seeds:
-        experiment = _assembled(config, seed, task, ranks)
-        if seed == config.run.seeds[0]:
-            check_room(experiment, out)
-            verify(experiment)
+def _tried_out(
+    config: Config, out: Path, task: Task | None, ranks: Ranks | None, announce: Announce | None
+) -> tuple[Config, Experiment | None]:
+    """Assemble every seed before anything is written, one at a time, because all may not fit into memory.
+
+    Returns the configuration with the numbers that the first seed's data choose, and the experiment that is
+    ready: that of the only seed, or None.
+    """
+    first, *others = config.run.seeds
+    ready = _assembled(config, first, task, ranks)
+    config = ready.config
+    if announce is not None:
+        announce(config, ready.learner)
+    check_room(ready, out)
+    verify(ready)
+    if not others:
+        return config, ready
+    del ready
+    for seed in others:
+        _assembled(config, seed, task, ranks)
+    return config, None
 
 
 def _assembled(config: Config, seed: int, task: Task | None, ranks: Ranks | None) -> Experiment:
@@ -117,8 +141,17 @@ def _assembled(config: Config, seed: int, task: Task | None, ranks: Ranks | None
     return found if ranks is None else shared_out(found, ranks)
 
 
-def _run(directory: RunDirectory, observer: Observer, task: Task | None, ranks: Ranks | None) -> Summary:
-    """Run all seeds, or what is left of them, and sum them up; a seed that diverges stops no other."""
+def _run(
+    directory: RunDirectory,
+    observer: Observer,
+    task: Task | None,
+    ranks: Ranks | None,
+    ready: Experiment | None = None,
+) -> Summary:
+    """Run all seeds, or what is left of them, and sum them up; a seed that diverges stops no other.
+
+    `ready` is the experiment of the only seed, where it was assembled already.
+    """
     leads = ranks is None or ranks.leads
     with said_where_memory_ends(directory.config), directory.locked() if leads else nullcontext():
         if ranks is not None:
@@ -126,10 +159,10 @@ def _run(directory: RunDirectory, observer: Observer, task: Task | None, ranks: 
         observer = with_logs(observer, directory.config.run.log, directory.path) if leads else Everyone()
         results: dict[int, Evaluation | None] = {}
         diverged: dict[str, int] = {}
-        experiment = None
+        experiment = ready
         for seed in directory.config.run.seeds:
             folder = directory.seed(seed)
-            experiment = _assembled(directory.config, seed, task, ranks)
+            experiment = ready or _assembled(directory.config, seed, task, ranks)
             if directory.config.run.state == "disk":
                 experiment = replace(experiment, storage=StateStorage(folder.path))
             try:
