@@ -11,7 +11,7 @@ import typer
 
 from trilemma.base.errors import UserError
 from trilemma.base.records import Record
-from trilemma.cli import federation_members, federation_owner, federation_status
+from trilemma.cli import federation_members, federation_owner, federation_plan, federation_status
 from trilemma.cli.federation_status import Folder
 from trilemma.cli.options import PluginOption
 from trilemma.cli.output import say
@@ -78,11 +78,11 @@ def init_command(
     if join:
         clients = len(asked) if clients is None else clients
     own = None if task is None else _task(task, clients)
-    settings = _settings(config, clients, own, plugin or [])
+    settings = settings_of(config, clients, own, plugin or [])
     looked_up = own is not None and examples is None
     if own is not None and examples is None:
         examples = pilot.poorest(own, settings.federation.clients)
-    settings = _settled(settings, own, examples)
+    settings = settled(settings, own, examples)
     facts = public_facts.Federation(
         name=name,
         clients=settings.federation.clients,
@@ -180,7 +180,7 @@ def _say_founded(folder: Path, server: Party, written: list[Path]) -> None:
         say(line)
 
 
-def _settings(config: str | None, clients: int | None, task: Task | None, plugins: list[str]) -> Config:
+def settings_of(config: str | None, clients: int | None, task: Task | None, plugins: list[str]) -> Config:
     """Read the configuration for a federation, and say what is left out of a simulation's."""
     from trilemma import experiment as configurations
     from trilemma.federation.operations import pilot
@@ -200,7 +200,7 @@ def _settings(config: str | None, clients: int | None, task: Task | None, plugin
     return real
 
 
-def _settled(settings: Config, task: Task | None, examples: int | None) -> Config:
+def settled(settings: Config, task: Task | None, examples: int | None) -> Config:
     """Choose what the configuration leaves open, and say it: all parties agree on it from here on."""
     from trilemma.federation.operations import pilot
 
@@ -341,6 +341,7 @@ def _processes(count: int) -> str:
 
 
 for _group, _commands in (
+    (RUNNING, federation_plan.COMMANDS),
     ("Watch", federation_status.COMMANDS),
     ("For a client's owner", federation_owner.COMMANDS),
     ("Members, keys and certificates", federation_members.COMMANDS),

@@ -98,10 +98,13 @@ def asked_of(config: Config, task: Task) -> Task:
     if not options.columns:
         raise ConfigError("[algorithm] statistics needs columns, as in columns.age = {low = 0, high = 100}")
     changed = config.features.name != "none" or config.holding.project or config.holding.norm
-    if changed or config.holding.around_own or config.evaluation.clients:
+    goes_on = (
+        config.evaluation.clients or config.aggregation.tune != "no" or config.coordinates.train != "all"
+    )
+    if changed or config.holding.around_own or goes_on:
         raise ConfigError(
-            "[algorithm] statistics are of records as they are kept: leave [data] features, project, norm, "
-            "centre and whiten, and [evaluation], out"
+            "[algorithm] statistics are of records as they are kept, and no model: leave [data] features, "
+            "project, norm, centre and whiten, [model] train, [evaluation] and [aggregation] tune out"
         )
     return surveyed(task, options.layout)
 

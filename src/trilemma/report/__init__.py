@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from trilemma.report.loading import load
     from trilemma.report.privacy import verdict_of
     from trilemma.report.result import Result, plot_results
-    from trilemma.report.statistics import StatisticsResult, simulated_statistics
+    from trilemma.report.statistics import (
+        StatisticsResult,
+        deployed_statistics,
+        read_statistics,
+        simulated_statistics,
+    )
     from trilemma.report.sweeps import SweepResult, load_sweep
     from trilemma.report.tables import Table, percent, results_table, tightest_epsilon
     from trilemma.report.trust import Suspect
@@ -30,11 +35,13 @@ __all__ = [
     "Suspect",
     "SweepResult",
     "Table",
+    "deployed_statistics",
     "load",
     "load_sweep",
     "percent",
     "plot_curves",
     "plot_results",
+    "read_statistics",
     "results_table",
     "simulated_statistics",
     "tightest_epsilon",

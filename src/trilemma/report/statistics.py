@@ -17,8 +17,12 @@ import numpy as np
 from trilemma.base import files
 from trilemma.base.errors import ConfigError, UserError
 from trilemma.base.records import Record
-from trilemma.experiment import Config
+from trilemma.base.typed import typed
+from trilemma.experiment import Config, load
 from trilemma.experiment.resolve import Resolved
+from trilemma.federation.party.layout import Party
+from trilemma.federation.party.task import load_task
+from trilemma.federation.server.commits import CommitLog
 from trilemma.learning.statistics import PrivateStatistics
 from trilemma.privacy.types import NoiseLaw
 from trilemma.simulate import engine
@@ -118,6 +122,36 @@ def simulated_statistics(config: Config, task: Task) -> StatisticsResult:
         record,
         tuple(notes),
     )
+
+
+def deployed_statistics(server: Party, run: str) -> StatisticsResult | None:
+    """Return the statistics of a federation's run from its server's folder; None: it is not finished.
+
+    They are worked out once, and kept beside the run: what the federation runs next is another plan.
+    """
+    folder = server.run_folder(run)
+    if (folder / FILE).is_file():
+        return read_statistics(folder)
+    options_of(load(server.config))
+    log = CommitLog(folder)
+    last = log.last()
+    if last is None or not last.rounds or not log.result.is_file():
+        return None
+    log.check_began_with(server)
+    task = load_task(server)
+    value, messages = last.broadcast["params"].numpy(), last.server["messages"].numpy()
+    result = concluded(task.config, task.resolved, value, messages, Record.read(last.record))
+    result.save(folder)
+    return result
+
+
+def read_statistics(folder: Path) -> StatisticsResult:
+    """Read what `StatisticsResult.save` wrote into a folder."""
+    path = folder / FILE
+    try:
+        return typed(StatisticsResult, json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} holds no statistics: {error}") from None
 
 
 def concluded(

@@ -101,6 +101,10 @@ class Authority:
         """The configuration that was agreed on, as TOML."""
         return self._config.read_text()
 
+    def hand_out(self, config: str) -> None:
+        """Hand out another configuration from now on."""
+        files.write_atomically(self._config, config.encode())
+
     def sign(self, federation: str, clients: tuple[Member, ...]) -> SignedRoster:
         """Sign the next roster; nobody may have it before it is enacted."""
         before = self.roster if self._roster.is_file() else None
