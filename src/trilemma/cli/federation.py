@@ -11,7 +11,7 @@ import typer
 
 from trilemma.base.errors import UserError
 from trilemma.base.records import Record
-from trilemma.cli import federation_members, federation_owner, federation_plan, federation_status
+from trilemma.cli import federation_members, federation_owner, federation_status, statistics
 from trilemma.cli.federation_status import Folder
 from trilemma.cli.options import PluginOption
 from trilemma.cli.output import say
@@ -341,7 +341,7 @@ def _processes(count: int) -> str:
 
 
 for _group, _commands in (
-    (RUNNING, federation_plan.COMMANDS),
+    (RUNNING, {"statistics": statistics.federation_statistics_command}),
     ("Watch", federation_status.COMMANDS),
     ("For a client's owner", federation_owner.COMMANDS),
     ("Members, keys and certificates", federation_members.COMMANDS),

@@ -10,6 +10,7 @@ import typer
 
 from trilemma.base.errors import UserError
 from trilemma.cli.federation_status import Folder
+from trilemma.cli.options import PluginOption
 from trilemma.cli.output import note, say
 
 if TYPE_CHECKING:
@@ -71,6 +72,32 @@ def allow_command(
                 say(f"{party.name} still refuses run {one.run!r}: {_cost(one)}")
 
 
+def configure_command(
+    folder: Folder,
+    config: Annotated[str, typer.Argument(help="TOML file, or a name: what is run from now on")],
+    plugin: PluginOption = None,
+) -> None:
+    """Put another configuration into the parties' folders that are here; ledgers and budgets stay.
+
+    It is another plan: each client's owner allows it, as any. A pilot on one machine allows it at once.
+    """
+    from trilemma.cli.federation import settings_of, settled
+    from trilemma.federation.operations.replanning import configure
+    from trilemma.federation.party.layout import parties
+    from trilemma.task import Task
+
+    first = parties(folder)[0]
+    facts = first.federation
+    own = None if first.task is None else Task.from_file(first.task, facts.clients)
+    settings = settled(settings_of(config, facts.clients, own, plugin or []), own, facts.examples)
+    for party in configure(folder, settings):
+        say(f"{party.folder}")
+    if not facts.on_one_machine:
+        say(
+            "Every other party does the same; each owner then decides: trilemma federation allow client-i RUN"
+        )
+
+
 def say_reach(parties: Iterable[Party], run: str) -> None:
     """Say how far the budgets of the clients here reach in a run refused for that, and what owners can do."""
     from trilemma.federation.client.spending import reach
@@ -100,5 +127,9 @@ def _clients(folder: Path) -> list[Party]:
     return found
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"proposals": proposals_command, "allow": allow_command}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "proposals": proposals_command,
+    "allow": allow_command,
+    "configure": configure_command,
+}
 """The commands of this module by name, for `trilemma federation`."""

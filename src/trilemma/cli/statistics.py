@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trilemma.cli.federation_status import Folder
 from trilemma.cli.options import PluginOption
 from trilemma.cli.output import doing, say
 
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from trilemma.report.statistics import StatisticsResult
     from trilemma.survey.figures import ColumnFigures
     from trilemma.survey.told import ToldFigure
+
+RUN = "statistics"
+"""What a federation's run of statistics is called where nothing is said."""
 
 FEW = 6
 """Distances between sites that are shown: the largest; `--json` has all."""
@@ -54,6 +60,30 @@ def statistics_command(
         path = result.save(out)
         if not as_json:
             say(f"{path}")
+
+
+def federation_statistics_command(
+    folder: Folder,
+    name: Annotated[str, typer.Option(help="name of the run; one that is finished is shown")] = RUN,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")] = False,
+) -> None:
+    """Run the configured statistics, or show them: what the sites' records are like, before a training.
+
+    Each client pays for its answer in its own ledger, once. The figures are the server's, and stand
+    in the run's folder as statistics.json.
+    """
+    from trilemma.cli.federation import run_command
+    from trilemma.federation.party.layout import server_in
+    from trilemma.report import deployed_statistics
+
+    server = server_in(folder)
+    result = deployed_statistics(server, name)
+    if result is None:
+        with redirect_stdout(sys.stderr):  # what is asked for is the figures
+            run_command(folder, name, limit=None, replace=False)
+        result = deployed_statistics(server, name)
+    assert result is not None
+    show(result, as_json)
 
 
 def show(result: StatisticsResult, as_json: bool) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from trilemma.base.records import Record
 from trilemma.base.typed import typed
 from trilemma.experiment import Config, load
 from trilemma.experiment.resolve import Resolved
-from trilemma.federation.party.layout import Party
-from trilemma.federation.party.task import load_task
-from trilemma.federation.server.commits import CommitLog
 from trilemma.learning.statistics import PrivateStatistics
 from trilemma.privacy.types import NoiseLaw
 from trilemma.simulate import engine
@@ -34,6 +31,9 @@ from trilemma.survey.sites import Drift, SiteFigures, drifts, sites
 from trilemma.survey.told import LEVEL, Told, ToldFigure, heard
 from trilemma.task import Task
 from trilemma.task.surveyed import refuse_unknown
+
+if TYPE_CHECKING:
+    from trilemma.federation.party.layout import Party
 
 FILE = "statistics.json"
 
@@ -129,6 +129,9 @@ def deployed_statistics(server: Party, run: str) -> StatisticsResult | None:
 
     They are worked out once, and kept beside the run: what the federation runs next is another plan.
     """
+    from trilemma.federation.party.task import load_task
+    from trilemma.federation.server.commits import CommitLog
+
     folder = server.run_folder(run)
     if (folder / FILE).is_file():
         return read_statistics(folder)
