@@ -148,7 +148,12 @@ def _run(
         except KeyboardInterrupt:
             again = f"out={str(directory)!r}, resume=True"
             raise Stopped(f"stopped; what was finished is kept. Go on: the same call with {again}") from None
-    return report.load(directory, task=own)
+    result = report.load(directory, task=own)
+    if settings.run.log:
+        from trilemma.simulate.trackers import track
+
+        track(directory, result.config, result.summary, result.markdown())
+    return result
 
 
 def statistics(

@@ -61,12 +61,15 @@ def init_command(
     join_limit: Annotated[float, typer.Option(help="seconds clients have to join")] = 60.0,
     transcript: Annotated[bool, typer.Option(help="the server keeps every vector it admitted")] = False,
     plugin: PluginOption = None,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="also write Kubernetes manifests into every party's folder")
+    ] = False,
     join: Annotated[
         bool, typer.Option("--join", help="clients made their own keys; REQUESTS are what they sent")
     ] = False,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
-    from trilemma.federation.operations import founding, pilot
+    from trilemma.federation.operations import founding, pilot, supervision
     from trilemma.federation.party import addresses, public_facts
     from trilemma.federation.party.requests import Request
 
@@ -93,11 +96,17 @@ def init_command(
         transcript=transcript,
         timing=public_facts.Timing(round_limit=round_limit, join_limit=join_limit),
     )
+    if kubernetes:
+        supervision.check_kubernetes(facts)
     if join:
         server, written = founding.found(folder, facts, settings.toml(), asked, task, settings.plugins)
+        if kubernetes:
+            supervision.write_kubernetes([server])
         _say_founded(folder, server, written)
         return
     made, linked, limit = _with_all_keys(folder, facts, settings, task, budget, looked_up)
+    if kubernetes:
+        supervision.write_kubernetes(made)
     for party in made:
         say(f"{party.folder}")
     if own is not None:
@@ -253,12 +262,18 @@ def up_command(
 
 
 @federation_app.command("units", rich_help_panel=RUNNING)
-def units_command(folder: Folder) -> None:
+def units_command(
+    folder: Folder,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="write Kubernetes manifests instead")
+    ] = False,
+) -> None:
     """Write a systemd unit for each party, and a compose file for all of them."""
     from trilemma.federation.operations import supervision
     from trilemma.federation.party.layout import parties
 
-    for path in supervision.write(folder, parties(folder)):
+    found = parties(folder)
+    for path in supervision.write_kubernetes(found) if kubernetes else supervision.write(folder, found):
         say(f"{path}")
 
 

@@ -50,6 +50,7 @@ def run_command(
     from rich.console import Console
 
     from trilemma import report, simulate
+    from trilemma.simulate.trackers import track
     from trilemma.task import Task
 
     console = Console(stderr=True, quiet=as_json)
@@ -76,6 +77,7 @@ def run_command(
         _train(settings, own, directory, resume is not None, baseline, console)
     result = report.load(directory)
     pictures = [result.plot(), result.plot(kind="suspects")]
+    track(directory, result.config, result.summary, result.markdown(), pictures)
     if as_json:
         free = {} if result.baseline is None else {"adversary_free": result.baseline.summary.plain()}
         print(json.dumps(result.summary.plain() | free))

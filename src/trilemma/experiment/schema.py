@@ -399,8 +399,10 @@ class RunTable(SettingsTable):
         default="memory",
         description="where clients' state and messages are; disk: in mapped files, with at_once, on a CPU",
     )
-    log: tuple[Literal["tensorboard"], ...] = Field(
-        default=(), description="also write TensorBoard's event files into the run's directory"
+    log: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
+        default=(),
+        description="also write TensorBoard's event files into the run's directory, or to MLflow, or to "
+        "Weights & Biases",
     )
 
     @field_validator("seeds", mode="before")

@@ -86,12 +86,10 @@ def figures(record: Record) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
-LOGS = {"tensorboard": EventFiles}
-"""The logs that `[run] log` may name; each is written to a folder of that name in the run's directory."""
-
-
 def with_logs(observer: Observer, logs: Sequence[str], directory: Path) -> Observer:
     """Return an observer that also writes the named logs, each to a folder of that name in `directory`."""
+    from trilemma.simulate.trackers import LOGS
+
     return Everyone([observer, *(LOGS[name](directory / name) for name in logs)]) if logs else observer
 
 

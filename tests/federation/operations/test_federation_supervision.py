@@ -94,3 +94,30 @@ def test_a_run_that_broke_off_is_remembered_and_one_that_ended_is_not(tmp_path, 
             raise ends_with
     assert before == "monday"
     assert run_under_way(server) == remembered
+
+
+def test_kubernetes_takes_the_manifests_of_every_party(tmp_path):
+    """Each keeps to the schema, without a privilege; only the server can be connected to."""
+    yaml = pytest.importorskip("yaml", reason="reads manifests")
+    folder = tmp_path / "federation"
+    parties = make(folder, 2, small_config(2, tolerate=0), host="fl.example.org", listen="0.0.0.0")
+    for path, party in zip(supervision.write_kubernetes(parties), parties, strict=True):
+        found = list(yaml.safe_load_all(path.read_text()))
+        kinds = [one["kind"] for one in found]
+        assert kinds == ["StatefulSet", "NetworkPolicy", *(["Service"] if party.client is None else [])]
+        pod = found[0]["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["containers"][0]["args"] == ["up", f"/party/{party.name}", "--attach"]
+        assert bool(found[1]["spec"]["ingress"]) == (party.client is None)
+        try:
+            import kubernetes_validate
+        except ImportError:
+            continue
+        for one in found:
+            kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_a_pilot_on_loopback_has_no_manifests(parties):
+    with pytest.raises(UserError, match="loopback"):
+        supervision.write_kubernetes(parties)
+    assert not list(parties[0].folder.parent.rglob("kubernetes.yaml"))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trilemma.base.errors import UserError
 from trilemma.federation.party.layout import Party
+from trilemma.federation.party.public_facts import Federation
 
 COMPOSE = "compose.yaml"
 
@@ -100,6 +101,101 @@ x-party: &party
 
 services:
 {services}{shared}"""
+
+
+KUBERNETES = "kubernetes.yaml"
+
+
+def kubernetes(party: Party) -> str:
+    """Return the manifests of a party: its process, its folder as a volume, and who may connect.
+
+    Every party applies its own, in a cluster of its own. Nobody may connect to a client.
+    """
+    check_kubernetes(party.federation)
+    name, server = f"trilemma-{party.name}", party.client is None
+    port = party.federation.port
+    inside = (
+        f"""
+          ports: [{{containerPort: {port}}}]"""
+        if server
+        else ""
+    )
+    ingress = f"[{{ports: [{{port: {port}}}]}}]" if server else "[]"
+    service = (
+        f"""---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, labels: {{app: {name}}}}}
+spec:
+  type: LoadBalancer
+  selector: {{app: {name}}}
+  ports: [{{port: {port}, targetPort: {port}}}]
+"""
+        if server
+        else ""
+    )
+    return f"""\
+# The pod waits until this folder is in its volume, and then goes on by itself:
+#   kubectl apply -f {KUBERNETES} && kubectl cp . {name}-0:/party/{party.name} -c fill
+# The image: docker build -t trilemma -f deploy/Dockerfile . (then push it, and name it here).
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {{name: {name}, labels: {{app: {name}}}}}
+spec:
+  serviceName: {name}
+  replicas: 1
+  selector: {{matchLabels: {{app: {name}}}}}
+  template:
+    metadata: {{labels: {{app: {name}}}}}
+    spec:
+      automountServiceAccountToken: false
+      terminationGracePeriodSeconds: 30
+      securityContext: {{runAsNonRoot: true, runAsUser: 10001, runAsGroup: 10001, fsGroup: 10001}}
+      initContainers:
+        - name: fill
+          image: trilemma
+          command: [sh, -c, "until [ -f /party/{party.name}/federation.toml ]; do sleep 2; done"]
+          volumeMounts: [{{name: party, mountPath: /party}}]
+          securityContext: &closed
+            allowPrivilegeEscalation: false
+            capabilities: {{drop: [ALL]}}
+            seccompProfile: {{type: RuntimeDefault}}
+      containers:
+        - name: party
+          image: trilemma
+          args: [up, /party/{party.name}, --attach]{inside}
+          volumeMounts: [{{name: party, mountPath: /party}}]
+          securityContext: *closed
+  volumeClaimTemplates:
+    - metadata: {{name: party}}
+      spec:
+        accessModes: [ReadWriteOncePod]
+        resources: {{requests: {{storage: 10Gi}}}}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {{name: {name}}}
+spec:
+  podSelector: {{matchLabels: {{app: {name}}}}}
+  policyTypes: [Ingress]
+  ingress: {ingress}
+{service}"""
+
+
+def check_kubernetes(facts: Federation) -> None:
+    """Refuse a pilot on one machine: pods do not share loopback."""
+    if facts.on_one_machine:
+        raise UserError(
+            "a pilot listens on loopback, which pods do not share: init --host NAME --listen 0.0.0.0"
+        )
+
+
+def write_kubernetes(parties: Iterable[Party]) -> list[Path]:
+    """Write every party's manifests into its folder."""
+    written = [party.folder / KUBERNETES for party in parties]
+    for path, party in zip(written, parties, strict=True):
+        path.write_text(kubernetes(party))
+    return written
 
 
 def write(folder: Path, parties: Iterable[Party]) -> list[Path]:

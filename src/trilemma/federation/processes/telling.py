@@ -14,6 +14,7 @@ from trilemma.federation.protocol.events import Event, Say, silent, to_all
 
 if TYPE_CHECKING:
     from trilemma.federation.processes.metrics import Metrics
+    from trilemma.federation.processes.traces import Traces
 
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -40,7 +41,19 @@ def telling(party: Party, run: str | None = None) -> Say:
         log.log(LEVELS[event.kind.level], "[%s] %s", name, event.text)
 
     written, metrics = EventLog(events_file(party.running), party.name, run), _metrics(party)
-    return to_all(console, written, silent if metrics is None else metrics.of(run or ""))
+    traces = _traces(party)
+    counted = silent if metrics is None else metrics.of(run or "")
+    return to_all(console, written, counted, silent if traces is None else traces.of(run or ""))
+
+
+@lru_cache(maxsize=1)
+def _traces(party: Party) -> Traces | None:
+    """Make traces of this process's rounds, where they are asked for."""
+    if os.environ.get("TRILEMMA_TRACES") != "1":
+        return None
+    from trilemma.federation.processes import traces
+
+    return traces.Traces(party.name)
 
 
 @lru_cache(maxsize=1)
