@@ -118,7 +118,7 @@ def one_run(chosen: config.Config, seed: int) -> dict[str, Any]:
     return {
         "dim": experiment.clients.model.dim,
         "accuracy": simulate.evaluate(experiment, progress.chosen).metrics["accuracy"],
-        "bytes": record.facts["up_bytes"] / chosen.federation.heard,
+        "bytes": record.facts["up_bytes"] / chosen.federation.participants,
         "epsilon": record.epsilon,
         "seconds": round(time.perf_counter() - began, 1),
         "device": str(experiment.device),

@@ -37,7 +37,7 @@ def true(found: config.Config) -> float:
     The means are linear in the fresh noises, one per client and step: M = A w. Moving all of client 0's
     gradients the same way shifts M by A_0 (2C, …, 2C), so the whole run is one Gaussian mechanism.
     """
-    beta, heard = found.algorithm.options.momentum, found.federation.heard
+    beta, heard = found.algorithm.options.momentum, found.federation.participants
     sent = np.zeros((ROUNDS, CLIENTS, ROUNDS))
     state = np.zeros((CLIENTS, CLIENTS, ROUNDS))
     for t in range(ROUNDS):

@@ -157,7 +157,7 @@ def test_without_a_direction_above_the_edge_nothing_is_corrected() -> None:
     sums, law = noise(20, 300, 6)
     found = correct(sums @ sums.T, sums @ sums.mean(0), law, liars=3, parts=np.full(20, 1 / 20))
     assert not found.mix.any()
-    assert found.kept == 1.0
+    assert found.scale == 1.0
 
 
 def test_the_edge_is_passed_by_noise_once_in_a_thousand() -> None:
@@ -199,7 +199,7 @@ def test_whoever_stands_apart_is_left_out_of_the_move_whole() -> None:
     sums, law = noise(40, 200, 7)
     sums[:5, 0] += 60 * np.sqrt(law.covariance[0, 0])
     found = correct(sums @ sums.T, sums @ sums.mean(0), law, liars=5, parts=np.full(40, 1 / 40))
-    after = found.kept * sums.mean(0) + found.mix @ sums
+    after = found.scale * sums.mean(0) + found.mix @ sums
     assert np.allclose(after, sums[5:].mean(0))
 
 

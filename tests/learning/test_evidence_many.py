@@ -58,9 +58,9 @@ def test_many_are_judged_and_set_right_as_one_is(alike: bool, device: str) -> No
         found = corrected(there[0], torch.from_numpy(moved).to(device), look, left, shown, counted)
         for place, gram in enumerate(given.numpy()):
             one = correct(gram, moved[place], known, LIARS, shares, parts[place] if known_parts else None)
-            assert float(found.kept[place]) == pytest.approx(one.kept, rel=1e-6)
+            assert float(found.scale[place]) == pytest.approx(one.scale, rel=1e-6)
             assert found.mix[place].cpu().numpy() == pytest.approx(one.mix, rel=1e-5, abs=1e-8)
-            aside, set_right = aside + (one.kept != 1.0), set_right + bool(one.mix.any())
+            aside, set_right = aside + (one.scale != 1.0), set_right + bool(one.mix.any())
     assert expelled.tolist() == [bool(convict(gram, known, LIARS, ALARM)) for gram in given.numpy()]
     assert 0 < int(expelled.sum()) < 40
     assert aside > 10

@@ -182,7 +182,7 @@ def test_what_is_foreseen_in_one_piece_is_what_is_foreseen_step_by_step(
     weigher = None
     if chain is not None:
         weigher = Weigher(rule, chain.weights_from_grams or lookahead._weights, rule != "evidence+smea")
-    which, taken = torch.from_numpy(there.active), lookahead.history.taken
+    which, taken = torch.from_numpy(there.active), lookahead.history.weights
     given = (there.measured, which, changes, lookahead.step, whole, fresh, taken, weigher)
     effort = SearchEffort(walk=1)
     found = foreseen(*given, effort)

@@ -74,9 +74,10 @@ def test_the_outlook_tells_where_a_round_leads_as_the_server_does(rule: str) -> 
     detector = seen.experiment.resolved.algorithm.detector
     assert detector is not None
     lookahead, other = (
-        Lookahead.of(detector, seen.progress.server, seen.sent.vectors, seen.heard, 2) for _ in range(2)
+        Lookahead.of(detector, seen.progress.server, seen.sent.vectors, seen.participating, 2)
+        for _ in range(2)
     )
-    assert (lookahead.led() is None) == rule.endswith("cwmed")
+    assert (lookahead.destination() is None) == rule.endswith("cwmed")
     told = replace(seen, lookahead=lambda: lookahead).after
     assert float((told - seen.after).norm()) < 1e-5 * float((seen.after - seen.start).norm())
     beside = torch.randn(2, len(told), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -93,7 +94,7 @@ def test_a_round_with_a_message_that_is_not_finite_leads_where_the_server_goes_w
     detector = seen.experiment.resolved.algorithm.detector
     assert detector is not None
     seen.sent.vectors[1, 3] = number
-    lookahead = Lookahead.of(detector, seen.progress.server, seen.sent.vectors, seen.heard, 2)
+    lookahead = Lookahead.of(detector, seen.progress.server, seen.sent.vectors, seen.participating, 2)
     assert bool(seen.after.isfinite().all())
     assert torch.equal(replace(seen, lookahead=lambda: lookahead).after, seen.after)
 

@@ -274,7 +274,7 @@ def _kinds(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[str]:
 
 
 def _registered(part: Any) -> list[str]:
-    """Return the names that `AfterValidator(registry.known)` lets pass."""
+    """Return the names that `AfterValidator(registry.validate)` lets pass."""
     owner = getattr(part.func, "__self__", None) if isinstance(part, AfterValidator) else None
     return sorted(owner) if isinstance(owner, Registry) else []
 

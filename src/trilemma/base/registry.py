@@ -72,7 +72,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self[name]
         return self._summaries[name]
 
-    def known(self, name: str) -> str:
+    def validate(self, name: str) -> str:
         """Return `name` if something is registered under it, else say what is: a validator of fields."""
         if name not in self:
             raise ValueError(nearest(name, self))

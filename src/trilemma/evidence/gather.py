@@ -175,15 +175,15 @@ def _noise(resolved: Resolved, records: Sequence[Record], rounds: int, delta: fl
 def _robust(result: Result, resolved: Resolved, dim: int, records: Sequence[Record], held: bool) -> Robust:
     table, release = result.config.federation, resolved.release
     hidden = hidden_by(
-        release, table.heard, table.f, dim, result.config.run.rounds, result.config.privacy.neighbours
+        release, table.participants, table.f, dim, result.config.run.rounds, result.config.privacy.neighbours
     )
     central = resolved.threat is not None and resolved.threat.name == "cdp"
     gone = [] if central else [one for record in records for one in expulsions(record)]
     return Robust(
         rule=result.config.aggregation.rule,
         tolerated=table.f,
-        heard=table.heard,
-        kappa=resolved.rule.kappa(table.heard),
+        heard=table.participants,
+        kappa=resolved.rule.kappa(table.participants),
         hidden=hidden,
         expelled=tuple(ExpelledParty(client=client, why=why) for client, why in gone),
         cover="paid" if held else "not covered",

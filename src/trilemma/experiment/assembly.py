@@ -39,7 +39,7 @@ class Assembled:
     """Test examples alone, where there are no others."""
     root: FederatedData | None = None
     """Public examples at the server, as those of one client."""
-    made: Dataset | None = None
+    stand_in: Dataset | None = None
     """Made-up examples, where what a record may be is agreed on."""
 
     @property
@@ -142,7 +142,7 @@ def one_party(
         if tests is not None:
             tests = _around(config, _features(config, tests, key), data.Holdings([], [], []))
         learner = learner_of(config, key, task, made or tests)
-        return Assembled(learner.model, None, learner, tests, made=made)
+        return Assembled(learner.model, None, learner, tests, stand_in=made)
     if tell is None or made is None:
         given = task.client_dataset(client)
     else:
@@ -150,7 +150,7 @@ def one_party(
     dataset = _features(config, given, key)
     learner = learner_of(config, key, task, made or dataset)
     held = _natural(config, key, dataset, given, examples, first=client)
-    return Assembled(learner.model, held, learner, made=made)
+    return Assembled(learner.model, held, learner, stand_in=made)
 
 
 def _features(config: Config, dataset: Dataset, key: Key, device: torch.device | str = "cpu") -> Dataset:

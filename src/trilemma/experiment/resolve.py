@@ -310,10 +310,10 @@ def _central_gaps(config: Config) -> Iterator[tuple[str, str]]:
             "it is what the mean would have",
             "rule = 'mean'",
         )
-    if federation.heard < federation.clients and not config.algorithm.options.fresh_noise:
+    if federation.participants < federation.clients and not config.algorithm.options.fresh_noise:
         yield (
-            f"messages carry noise of earlier rounds, and {federation.heard} of {federation.clients} clients "
-            "are heard in a round: who compares the means of rounds takes that noise out again",
+            f"messages carry noise of earlier rounds, and {federation.participants} of {federation.clients} "
+            "clients are heard in a round: who compares the means of rounds takes that noise out again",
             "all clients heard in every round, algorithm.momentum = 0",
         )
 
@@ -334,13 +334,14 @@ def _who_counts(config: Config) -> tuple[int, int]:
     federation = config.federation
     if not threat_models[config.privacy.threat].central:
         return _least_members(config), federation.f
-    heard, liars = federation.heard, max(federation.f, federation.byzantine)
-    if liars >= heard:
+    participants, liars = federation.participants, max(federation.f, federation.byzantine)
+    if liars >= participants:
         raise PrivacyError(
-            f"no guarantee under cdp: all {heard} clients heard in a round could be among the {liars} that "
-            f"lie and add no noise; allowed: [federation] sampled > {liars}, or another threat model"
+            f"no guarantee under cdp: all {participants} clients heard in a round could be among the "
+            f"{liars} that lie and add no noise; allowed: [federation] sampled > {liars}, or another "
+            "threat model"
         )
-    return heard, liars
+    return participants, liars
 
 
 def _least_members(config: Config) -> int:

@@ -146,13 +146,13 @@ class FederationTable(SettingsTable):
         return self.byzantine if self.tolerate is None else self.tolerate
 
     @property
-    def heard(self) -> int:
+    def participants(self) -> int:
         """Number of clients whose messages the server aggregates in a round."""
         return self.clients if self.sampled is None else self.sampled
 
     @model_validator(mode="after")
     def _possible(self) -> FederationTable:
-        if self.heard > self.clients:
+        if self.participants > self.clients:
             raise ValueError(
                 f"sampled = {self.sampled} of {self.clients} clients; allowed: 1 to {self.clients}"
             )
@@ -164,12 +164,12 @@ class FederationTable(SettingsTable):
             raise ValueError(
                 f"{self.byzantine} of {self.clients} clients Byzantine leaves nobody to learn for"
             )
-        largest = (self.heard - 1) // 2
+        largest = (self.participants - 1) // 2
         if self.f > largest:
             raise ValueError(
-                f"f = {self.f} Byzantine of n = {self.heard} clients: no rule can tell liars from honest "
-                f"clients unless 2f < n; allowed: 0 to {largest} of {self.heard} (to study more liars than a "
-                "rule can tolerate, say what the rule is told with tolerate)"
+                f"f = {self.f} Byzantine of n = {self.participants} clients: no rule can tell liars from "
+                f"honest clients unless 2f < n; allowed: 0 to {largest} of {self.participants} (to study "
+                "more liars than a rule can tolerate, say what the rule is told with tolerate)"
             )
         return self
 
@@ -264,7 +264,7 @@ class PrivacyTable(SettingsTable):
     adjacency: Adjacency | None = Field(
         default=None, description="replace (default), add-remove, or published: the papers' convention"
     )
-    accountant: Annotated[str, AfterValidator(accountants.known)] | None = Field(
+    accountant: Annotated[str, AfterValidator(accountants.validate)] | None = Field(
         default=None,
         description="accountant used to calibrate; default: the tightest, exact without sampling, else pld",
     )

@@ -66,14 +66,15 @@ class Progress:
 class Moment:
     """A round between the clients' work and the server's: what attacks may know (`Attack.informed`).
 
-    `sent` are the messages of the clients `stepped`, as the protocol computed them; the server hears `heard`.
+    `sent` are the messages of the clients `stepped`, as the protocol computed them; those of the clients
+    `participating` reach the server.
     """
 
     experiment: Experiment
     progress: Progress
     sent: Messages
     stepped: tuple[int, ...]
-    heard: tuple[int, ...]
+    participating: tuple[int, ...]
 
 
 def start(experiment: Experiment) -> Progress:
@@ -98,23 +99,23 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     algorithm = experiment.resolved.algorithm
     key = experiment.key.fold("round", progress.round)
     members = experiment.members(progress.server)
-    heard = experiment.sampled(progress.round, members)
+    participating = experiment.sampled(progress.round, members)
     watch = Stopwatch(experiment.device)
 
     with watch.stage("clients"), experiment.precision():
-        mine, own = _clients(experiment, progress, heard, members)
+        mine, own = _clients(experiment, progress, participating, members)
         ranks = experiment.ranks
         stepped, sent = (mine, own) if ranks is None else ranks.together(mine, own)
         honest = [row for row, i in enumerate(stepped) if i not in experiment.byzantine]
         _check_finite(experiment, progress.round, sent, honest)
     with watch.stage("attack"):
         layout = algorithm.message(experiment.clients.model)
-        received = _received(experiment, layout, progress, stepped, sent.messages, heard)
+        received = _received(experiment, layout, progress, stepped, sent.messages, participating)
     if algorithm.inquiry is not None:
         with watch.stage("inquiry"):
-            received = _inquired(experiment, progress, stepped, sent, received, heard)
+            received = _inquired(experiment, progress, stepped, sent, received, participating)
     with watch.stage("server"):
-        messages = replace(received.messages, senders=heard)
+        messages = replace(received.messages, senders=participating)
         done = algorithm.server(messages, progress.server, progress.round, key.fold("server"))
 
     following = Progress(
@@ -130,7 +131,7 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     if told is not None and following.round in told.turns:
         with watch.stage("own scores"):
             scores = _own_scores(experiment, following, members, told)
-    weights = zip(heard, done.report["weights"].tolist(), strict=True)
+    weights = zip(participating, done.report["weights"].tolist(), strict=True)
     record = Record(
         round=following.round,
         epsilon=experiment.spent(progress.round, len(members)),
@@ -140,7 +141,7 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
         weights={i: round(weight, 6) for i, weight in weights},
         expelled=tuple(one.plain() for one in done.report.get("expelled", ())),
         attack_strength=received.strength,
-        facts=_facts(sent, honest) | _wire(experiment, progress.broadcast, received, len(heard)),
+        facts=_facts(sent, honest) | _wire(experiment, progress.broadcast, received, len(participating)),
         seconds=watch.take(),
     )
     return following, record
@@ -154,14 +155,14 @@ def latest_model(experiment: Experiment, progress: Progress) -> Tensor:
 
 
 def _clients(
-    experiment: Experiment, progress: Progress, heard: tuple[int, ...], members: tuple[int, ...]
+    experiment: Experiment, progress: Progress, participating: tuple[int, ...], members: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ClientStep]:
     """Step the clients of this process that train in this round; return their ids and their step."""
     algorithm, everyone = experiment.resolved.algorithm, experiment.clients
     if algorithm.members is not None:
         everyone = everyone.among(members)
     key = experiment.key.fold("round", progress.round)
-    training = set(members if algorithm.everyone_trains else heard)
+    training = set(members if algorithm.everyone_trains else participating)
     stepped = tuple(i for i in everyone.ids if i in training)
     parts = experiment.parts(stepped)
     collector = Collector(experiment.storage, len(stepped))
@@ -204,24 +205,24 @@ def _received(
     progress: Progress,
     stepped: tuple[int, ...],
     sent: Messages,
-    heard: tuple[int, ...],
+    participating: tuple[int, ...],
     exchange: tuple[str, ...] = (),
 ) -> _Received:
-    """Return the messages of the clients `heard`, with those of Byzantine clients replaced by the attack.
+    """Return the messages of the clients `participating`, the Byzantine ones as the attack sends them.
 
     `sent` are the messages of the clients `stepped`. A liar's message counts as long as the longest that the
     layout allows. `exchange` is empty for the first exchange of a round and names any other.
     """
-    liars = tuple(i for i in heard if i in experiment.byzantine)
+    liars = tuple(i for i in participating if i in experiment.byzantine)
     algorithm, craft = experiment.resolved.algorithm, experiment.attack.craft
     row = {i: index for index, i in enumerate(stepped)}
     if not liars or craft is None:
-        messages = experiment.storage.those(sent, [row[i] for i in heard])
+        messages = experiment.storage.those(sent, [row[i] for i in participating])
         return _Received(messages, layout.lengths(messages).total)
-    honest = experiment.storage.those(sent, [row[i] for i in heard if i not in liars])
+    honest = experiment.storage.those(sent, [row[i] for i in participating if i not in liars])
     own = sent.rows([row[i] for i in liars]).vectors if liars[0] in row else None
-    positions = tuple(heard.index(i) for i in liars)
-    last = positions == tuple(range(len(heard) - len(liars), len(heard)))
+    positions = tuple(participating.index(i) for i in liars)
+    last = positions == tuple(range(len(participating) - len(liars), len(participating)))
     view = View(
         honest=honest.vectors,
         own=own,
@@ -234,9 +235,11 @@ def _received(
     )
     if not exchange:
         if algorithm.detector is not None or algorithm.filter:
-            view = replace(view, target=Rehearsal(algorithm, progress.server, progress.round, heard))
+            view = replace(view, target=Rehearsal(algorithm, progress.server, progress.round, participating))
         if experiment.attack.informed is not None:
-            view = experiment.attack.informed(Moment(experiment, progress, sent, stepped, heard), view)
+            view = experiment.attack.informed(
+                Moment(experiment, progress, sent, stepped, participating), view
+            )
     crafted = craft(view)
     if experiment.storage.on_disk:
         stack = experiment.storage.empty((view.clients, honest.vectors.shape[1]), honest.vectors)
@@ -255,7 +258,7 @@ def _inquired(
     stepped: tuple[int, ...],
     sent: ClientStep,
     first: _Received,
-    heard: tuple[int, ...],
+    participating: tuple[int, ...],
 ) -> _Received:
     """Run the second exchange: the server's question after the messages `first`; return the answers."""
     inquiry, round_ = experiment.resolved.algorithm.inquiry, progress.round
@@ -264,7 +267,7 @@ def _inquired(
     question = inquiry.question(first.messages, progress.server, round_, key)
     answers = inquiry.answer(question, sent.state)
     layout = inquiry.message(experiment.clients.model)
-    second = _received(experiment, layout, progress, stepped, answers, heard, ("inquiry",))
+    second = _received(experiment, layout, progress, stepped, answers, participating, ("inquiry",))
     return replace(second, length=first.length + second.length)
 
 
@@ -318,11 +321,13 @@ def _facts(sent: ClientStep, honest: list[int]) -> dict[str, float]:
     }
 
 
-def _wire(experiment: Experiment, broadcast: State, received: _Received, heard: int) -> dict[str, float]:
+def _wire(
+    experiment: Experiment, broadcast: State, received: _Received, participating: int
+) -> dict[str, float]:
     """Count what is sent in a round, in scalars and in bytes, to and from all clients that take part."""
     algorithm = experiment.resolved.algorithm
     everyone = algorithm.everyone_trains or algorithm.everyone_listens
-    listeners = experiment.config.federation.clients if everyone else heard
+    listeners = experiment.config.federation.clients if everyone else participating
     numbers = sum(tensor.numel() for tensor in broadcast.values())
     down, sent = (numbers, 4 * numbers) if algorithm.downlink is None else algorithm.downlink(broadcast)
     return {

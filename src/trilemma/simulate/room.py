@@ -25,8 +25,8 @@ def check_room(experiment: Experiment, out: Path) -> None:
     if experiment.device.type != "cpu" or experiment.ranks is not None:
         return  # a GPU reports its own limit, and each rank holds only a part
     config, model = experiment.config, experiment.clients.model
-    heard, length = config.federation.heard, experiment.resolved.algorithm.message(model).dim
-    needed, on_disk = NUMBER * heard * length, config.run.state == "disk"
+    participants, length = config.federation.participants, experiment.resolved.algorithm.message(model).dim
+    needed, on_disk = NUMBER * participants * length, config.run.state == "disk"
     available = _free(out) if on_disk else _memory()
     if needed <= available:
         return
@@ -36,7 +36,7 @@ def check_room(experiment: Experiment, out: Path) -> None:
         else ("this machine has", "fewer clients, [federation] sampled, or [run] state = 'disk' with at_once")
     )
     raise ConfigError(
-        f"a message each of {heard:,} clients, {length:,} numbers long, takes {_gib(needed)}; {where} "
+        f"a message each of {participants:,} clients, {length:,} numbers long, takes {_gib(needed)}; {where} "
         f"{_gib(available)}; allowed: {instead}"
     )
 

@@ -77,14 +77,14 @@ class Ahead:
     Clipping may leave the model's move far shorter than its best multiple, and its loss then says little
     about its errors. So losses and errors are computed for the multiple of the move with the least loss.
 
-    `sent` are the messages of the clients `heard`, as the protocol computed them. `lookahead` returns the
-    lookahead of a defended server on them; None: the server has no memory.
+    `sent` are the messages of the clients `participating`, as the protocol computed them. `lookahead` returns
+    the lookahead of a defended server on them; None: the server has no memory.
     """
 
     experiment: Experiment
     progress: ProgressSeen
     sent: Messages
-    heard: tuple[int, ...]
+    participating: tuple[int, ...]
     lookahead: Callable[[], Lookahead] | None = None
 
     @cached_property
@@ -102,12 +102,14 @@ class Ahead:
     @cached_property
     def honest(self) -> SimulatedClients:
         """The honest clients that are heard."""
-        return self.experiment.clients.only(*(i for i in self.heard if i not in self.experiment.byzantine))
+        return self.experiment.clients.only(
+            *(i for i in self.participating if i not in self.experiment.byzantine)
+        )
 
     @cached_property
     def after(self) -> Tensor:
         """The model to which the round would lead without a lie (d,)."""
-        move = None if self.lookahead is None else self.lookahead().led()
+        move = None if self.lookahead is None else self.lookahead().destination()
         return self._rehearsed(self.sent) if move is None else self.start + move
 
     def _rehearsed(self, sent: Messages) -> Tensor:
@@ -118,7 +120,7 @@ class Ahead:
             return known[1]
         algorithm, round_ = self.experiment.resolved.algorithm, self.progress.round
         key = self.experiment.key.fold("round", round_, "rehearsal")
-        messages = replace(sent, senders=self.heard)
+        messages = replace(sent, senders=self.participating)
         led = algorithm.server(messages, self.progress.server, round_, key).broadcast[self.trace.model]
         self._known[asked] = weakref.ref(sent.vectors), led
         return led
@@ -173,17 +175,17 @@ class Ahead:
 
     def uphill(self) -> Tensor:
         """Return what to add to messages (d,) so that the honest loss rises most."""
-        return self.sense * self.steepest(self._led, self.batch.weight)
+        return self.sense * self.steepest(self._destined, self.batch.weight)
 
     @property
-    def _led(self) -> Tensor:
+    def _destined(self) -> Tensor:
         """The model at which losses are computed (d,): the round's move, at its best multiple."""
         return self.start + self.lengthened * (self.after - self.start)
 
     def poisoned(self) -> Tensor:
         """Return what to add to messages (d,) so that the loss of flipped labels falls most."""
         flipped = flip(self.batch.y, self._classes, self.key)
-        return -self.sense * self._gradient(self._led, replace(self.batch, y=flipped))
+        return -self.sense * self._gradient(self._destined, replace(self.batch, y=flipped))
 
     def backdoored(self) -> Tensor:
         """Return the same for examples with the attack's mark, all of them of its target class."""
@@ -191,7 +193,7 @@ class Ahead:
         assert backdoor is not None
         marked = each(self.batch.x, lambda part: backdoor.marked(part, lead=2))
         batch = replace(self.batch, x=marked, y=torch.full_like(self.batch.y, backdoor.target))
-        return -self.sense * self._gradient(self._led, batch)
+        return -self.sense * self._gradient(self._destined, batch)
 
     @property
     def _classes(self) -> int:

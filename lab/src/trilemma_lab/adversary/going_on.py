@@ -49,7 +49,7 @@ class AheadGoingOn(Ahead):
     def of(cls, ahead: Ahead) -> AheadGoingOn | None:
         """Return the same with the owners that tune the model after this round; None if there are none."""
         owners = ahead.shown()
-        seen = (ahead.experiment, ahead.progress, ahead.sent, ahead.heard, ahead.lookahead)
+        seen = (ahead.experiment, ahead.progress, ahead.sent, ahead.participating, ahead.lookahead)
         return cls(*seen, owners) if owners else None
 
     def errors(self, far: float, lie: tuple[Tensor, Tensor] | None = None, sharper: float = 1.0) -> Tensor:

@@ -28,7 +28,7 @@ from trilemma_lab.adversary.lookahead import Lookahead
 
 def informed(moment: Moment, view: View) -> Informed:
     """Return the view with what attackers know in addition to the messages."""
-    experiment, progress, sent, heard = moment.experiment, moment.progress, moment.sent, moment.heard
+    experiment, progress, sent, heard = moment.experiment, moment.progress, moment.sent, moment.participating
     algorithm, round_, lookahead = experiment.resolved.algorithm, progress.round, None
     known = Informed.of(view)
     if algorithm.detector is not None:

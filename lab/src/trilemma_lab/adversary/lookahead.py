@@ -69,7 +69,7 @@ class Lookahead:
         before, trace = ClientHistory.read(state), detector.trace
         x = trace.vectors(messages, state[trace.model])
         places = np.array(senders, dtype=np.int64)
-        history = detector.heard(before, x, places, round_)
+        history = detector.updated(before, x, places, round_)
         due = detector.due(before, round_)  # between looks the model moves on from its last value
         moved = before.moved if due else state[trace.model] - before.origin
         return cls(x.to(history.sums.dtype), moved, places, trace.step(round_), due, detector, history)
@@ -123,7 +123,7 @@ class Lookahead:
         """The Gram matrix of the basis alone, once it is known."""
         return []
 
-    def led(self) -> Tensor | None:
+    def destination(self) -> Tensor | None:
         """Return the model's move since the start (d,) to which the round leads if nobody lies.
 
         None if Gram matrices do not tell: the sums are not looked at, the rule works column by column,
@@ -190,7 +190,7 @@ class Lookahead:
     @cached_property
     def _taken(self) -> Tensor:
         """The sum of each client's weights so far (n,), on the device of the messages."""
-        return to_the_device(self.history.taken, self.messages.device)
+        return to_the_device(self.history.weights, self.messages.device)
 
     def _parts(self, weights: Tensor, taken: Tensor) -> Tensor:
         """Return the shares (B, m) of the clients looked at in the model's move, this round included."""
@@ -210,7 +210,7 @@ class Lookahead:
         def look(
             clients: Places, rows: Places, count: int, law: Law, weights: Tensor, alarm: float
         ) -> LookLimits:
-            heard, device = law.heard, self.messages.device
+            heard, device = law.participating, self.messages.device
             able = detector.able(len(heard), history)
             shares = detector.shares(clients, weights)[heard] if able else None
             there = rows_of(rows[heard], count, device)

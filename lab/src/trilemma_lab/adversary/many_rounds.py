@@ -77,7 +77,7 @@ class ForeseenRound:
         if self.sums is not None and correction.corrects(whole, seen[1]):
             beside = self.sums.beside(move, whole.rows)
             right = correction.corrected(grams[1], beside, whole, seen[1], parts, counted)
-            after = right.kept[:, None] * move + self.sums.combined(right.mix, whole.rows)
+            after = right.scale[:, None] * move + self.sums.combined(right.mix, whole.rows)
             corrected = corrected + _lengths(gram, after - move)
         return after, corrected
 

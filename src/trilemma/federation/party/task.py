@@ -114,7 +114,7 @@ class PartyTask:
 
     def made_up(self) -> PartyTask:
         """Return the task with made-up examples, where there are such, in the place of this party's own."""
-        made = self.assembled.made
+        made = self.assembled.stand_in
         if made is None or made.natural is None:
             return self
         return replace(self, assembled=replace(self.assembled, data=data.FederatedData(made, made.natural)))
@@ -194,7 +194,7 @@ def load_task(party: Party, tell: Callable[[str], None] | None = None) -> PartyT
     found = one_party(config, key, own, party.client, examples, tell)
     kept = config.evaluation.held_out(examples) if config.evaluation.clients else 0
     resolved = _resolve(config, examples - kept, found.model, kept)
-    if resolved.release is not None and found.made is None:
+    if resolved.release is not None and found.stand_in is None:
         raise ConfigError(
             "task.py must say what one record may be, where privacy is promised: expects = Declaration(…), "
             "the same for all parties; `trilemma check` proposes one"
@@ -220,7 +220,7 @@ def _try_out(task: PartyTask) -> None:
 
     What is clipped must be the gradients of single examples. No record of a client's has a part in it.
     """
-    made, release, model = task.assembled.made, task.resolved.release, task.model
+    made, release, model = task.assembled.stand_in, task.resolved.release, task.model
     assert made is not None
     assert release is not None
     size = getattr(task.config.algorithm.options, "batch_size", len(made.y_train))

@@ -133,7 +133,7 @@ class Law:
         return cls(covariance, np.abs(coefficients) @ clips, dim)
 
     @cached_property
-    def heard(self) -> Places:
+    def participating(self) -> Places:
         """The clients that have sent anything: those whose sums contain noise."""
         return np.flatnonzero(self.covariance.diagonal() > 0).astype(np.int64)
 

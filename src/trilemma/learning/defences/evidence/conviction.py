@@ -126,7 +126,7 @@ def convict(
     `alarm`, except by being set aside with a liar. Members that have sent nothing have no variance and are
     not tested. `seen` returns the visible directions; a caller that needs them too passes it to share them.
     """
-    heard = law.heard
+    heard = law.participating
     if not len(heard):
         return []
     inner = torch.from_numpy(gram if len(heard) == len(gram) else gram[np.ix_(heard, heard)])

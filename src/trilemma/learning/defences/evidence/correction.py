@@ -41,9 +41,9 @@ UNUSED = 0.5
 
 @dataclass(frozen=True)
 class Correction:
-    """How a move is set right: it becomes kept · move + Sᵀ mix, with `mix` (m,)."""
+    """How a move is set right: it becomes scale · move + Sᵀ mix, with `mix` (m,)."""
 
-    kept: float
+    scale: float
     mix: Array
 
 
@@ -76,7 +76,7 @@ def correct(
     round; None: all 1. `parts` (m,) are the members' shares in the move; None: nobody is left out. `seen` are
     the visible directions of the members that sent something; None: they are computed.
     """
-    heard, mix = law.heard, np.zeros(len(gram))
+    heard, mix = law.participating, np.zeros(len(gram))
     if len(heard) < 2 * liars + 1 or not liars:
         return Correction(1.0, mix)
     known, here = law.select(heard), np.ix_(heard, heard)
@@ -89,14 +89,14 @@ def correct(
         seen, counted = left_out(grams, look, seen)
     found = corrected(grams, own, look, seen, taken, counted)
     mix[heard] = found.mix[0].numpy()
-    return Correction(float(found.kept[0]), mix)
+    return Correction(float(found.scale[0]), mix)
 
 
 @dataclass(frozen=True)
 class Corrections:
-    """How B moves are set right: each becomes kept · move + Sᵀ mix, with `kept` (B,) and `mix` (B, m)."""
+    """How B moves are set right: each becomes scale · move + Sᵀ mix, with `scale` (B,) and `mix` (B, m)."""
 
-    kept: Tensor
+    scale: Tensor
     mix: Tensor
 
 

@@ -51,25 +51,25 @@ class Look:
     rows: Places
     gram: Array
     law: Law
-    _seen: dict[int, Directions] = field(default_factory=dict, repr=False, compare=False)
+    _directions: dict[int, Directions] = field(default_factory=dict, repr=False, compare=False)
     _convicted: dict[tuple[int, float], list[Expulsion]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
-    def seen(self, liars: int) -> Directions:
+    def directions(self, liars: int) -> Directions:
         """Return the directions that stand out, among clients that sent something; computed once."""
-        if liars not in self._seen:
-            heard = self.law.heard
+        if liars not in self._directions:
+            heard = self.law.participating
             gram = torch.from_numpy(self.gram[np.ix_(heard, heard)])[None, None]
             look = LookLimits.of(self.law.select(heard), liars, UNUSED) if len(heard) else None
-            self._seen[liars] = Directions.none(1, 0) if look is None else visible(gram, [look])[0]
-        return self._seen[liars]
+            self._directions[liars] = Directions.none(1, 0) if look is None else visible(gram, [look])[0]
+        return self._directions[liars]
 
     def convicted(self, liars: int, alarm: float) -> list[Expulsion]:
         """Return the expulsions, by place in `rows`, if at most `liars` of them lie; computed once."""
         if (liars, alarm) not in self._convicted:
             self._convicted[liars, alarm] = convict(
-                self.gram, self.law, liars, alarm, partial(self.seen, liars)
+                self.gram, self.law, liars, alarm, partial(self.directions, liars)
             )
         return self._convicted[liars, alarm]
 
@@ -110,7 +110,7 @@ class Detector:
         """Return how many liars the rule is told to expect among `count` messages."""
         return min(self.liars(history), (count - 1) // 2)
 
-    def heard(
+    def updated(
         self, history: ClientHistory, x: Tensor, senders: Places, round_: int, sharing: Places | None = None
     ) -> ClientHistory:
         """Return the history with a round's messages x (k, d) of `senders` added; all numbers are finite.
@@ -198,10 +198,10 @@ class Detector:
         `before` is the history before the round: what the expelled sent in it has not moved the model.
         `sums` is the look at the sums in `history` of all members, including those expelled now.
         """
-        total = float(before.taken.sum())
+        total = float(before.weights.sum())
         if not self.settings.undo or not found or total == 0:
             return torch.zeros_like(before.moved)
-        shares, expelled = before.taken.cpu().numpy() / total, clients_of(found)
+        shares, expelled = before.weights.cpu().numpy() / total, clients_of(found)
         weights = np.zeros(len(before.sums))
         weights[expelled] = shares[expelled]
         common, rest = self.law(before).covariance, np.setdiff1d(before.staying, expelled)
@@ -209,9 +209,9 @@ class Detector:
         q, undone = combined(before.sums, weights), torch.zeros_like(before.moved)
         # All of the move but the part of the members who stay: q, and what corrections added.
         excess = before.moved - combined(before.sums, np.where(before.members.numpy(), shares - weights, 0.0))
-        for direction in sums.seen(self.liars(history)).mix[0].numpy():
+        for direction in sums.directions(self.liars(history)).mix[0].numpy():
             mix = np.zeros(len(history.sums))
-            mix[sums.rows[sums.law.heard]] = direction
+            mix[sums.rows[sums.law.participating]] = direction
             v = combined(history.sums, mix)  # of length 1
             undone, q = undone + (v @ excess) * v, q - (v @ q) * v
         square = float(q @ q)
@@ -257,7 +257,7 @@ class Detector:
         round's release in the vectors looked at; by them, clients not heard in every round are scaled up.
         """
         liars = self.liars(history)
-        seen = look.seen(liars) if self.able(len(look.law.heard), history) else None
+        seen = look.directions(liars) if self.able(len(look.law.participating), history) else None
         if not seen:
             return Correction(1.0, np.zeros(len(look.gram)))
         known = None if parts is None else parts()
@@ -265,7 +265,7 @@ class Detector:
 
     def parts(self, history: ClientHistory) -> Array:
         """Return the members' shares in the model's move (m,)."""
-        taken = history.taken.cpu().numpy()
+        taken = history.weights.cpu().numpy()
         found: Array = taken[history.staying] / max(float(taken[history.staying].sum()), 1e-300)
         return found
 

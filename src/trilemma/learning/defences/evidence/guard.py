@@ -200,7 +200,7 @@ def _heard(detector: Detector, state: State, messages: Messages, round_: int) ->
         # An honest client never sends what is not finite.
         unsound = [Expulsion(senders[row], "not finite") for row in np.flatnonzero(~finite)]
         places = np.array(senders, dtype=np.int64)[rows]
-        history = detector.heard(before.expelling(unsound), vectors, places, round_, sharing)
+        history = detector.updated(before.expelling(unsound), vectors, places, round_, sharing)
         sums = aggregation.gram_later(history.sums) if detector.due(history, round_) else None
         law = detector.law_of_messages(history, places)
         return _Heard(round_, senders, sound, rows, vectors, unsound, before, history, law, sums)
@@ -236,7 +236,7 @@ def _judged(detector: Detector, heard: _Heard, rule: Served) -> _Judged:
     messages = detector.messages(history, heard.gram, heard.places, heard.law)
     sums = done = None
     if heard.sums is not None:
-        messages.seen(detector.liars(history))  # is remembered; computed while a GPU measures the sums
+        messages.directions(detector.liars(history))  # is remembered; computed while a GPU measures the sums
         if history.sums.is_cuda and len(heard.places) and not detector.convict(None, messages, history):
             done = rule(heard.sound, history)  # likewise
         sums = detector.sums(history, heard.sums().numpy())
@@ -299,8 +299,8 @@ def _written_down(judged: _Judged, heard: _Heard, step: _Step) -> ClientHistory:
     """Return the history with the round's weights and move added, and what is undone subtracted."""
     history = judged.history
     moved = history.moved + step.change
-    taken = history.taken.index_add(0, torch.tensor(heard.senders, dtype=torch.int64), step.weights)
-    return replace(history, taken=taken, moved=moved if judged.undone is None else moved - judged.undone)
+    weights = history.weights.index_add(0, torch.tensor(heard.senders, dtype=torch.int64), step.weights)
+    return replace(history, weights=weights, moved=moved if judged.undone is None else moved - judged.undone)
 
 
 def _model_after(
@@ -355,7 +355,7 @@ def _set_right(detector: Detector, history: ClientHistory, sums: Look) -> Tensor
     )
     mix = np.zeros(len(history.sums))
     mix[sums.rows] = right.mix
-    return _moved(history.origin + right.kept * history.moved, history.sums, mix)
+    return _moved(history.origin + right.scale * history.moved, history.sums, mix)
 
 
 def _products(rows: Tensor, vector: Tensor) -> Array:

@@ -29,7 +29,7 @@ TOGETHER = 1 << 22
 LONG = ("sums", "origin", "moved")
 """Parts with one number per coordinate of the model."""
 
-PER_CLIENT = ("sums", "coefficients", "carried", "sharing", "proved", "taken")
+PER_CLIENT = ("sums", "coefficients", "carried", "sharing", "proved", "weights")
 """Parts with one row per client, which is zero until the client is heard."""
 
 
@@ -47,7 +47,7 @@ class ClientHistory:
         clips: C(s) (T,).
         members: Which clients are still in (n,), bool.
         proved: How many liars each client's expulsion proves (n,): 1, or 0.5 for each of a pair.
-        taken: The sum of each client's weights in the rounds' aggregates (n,).
+        weights: The sum of each client's weights in the rounds' aggregates (n,).
         origin: The initial model θ_0 (d,).
         moved: How far the rounds' aggregates have moved the model (d,), less what was undone.
     """
@@ -61,7 +61,7 @@ class ClientHistory:
     clips: Tensor
     members: Tensor
     proved: Tensor
-    taken: Tensor
+    weights: Tensor
     origin: Tensor
     moved: Tensor
 
