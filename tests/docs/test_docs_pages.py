@@ -35,7 +35,11 @@ RUN = (
 )
 """Pages that are run whole."""
 
-ELSEWHERE = {"tutorials/five-hospitals": "it starts processes", "data": "it reads images"}
+ELSEWHERE = {
+    "tutorials/five-hospitals": "it starts processes",
+    "tutorials/hospitals-with-evidence": "it starts processes",
+    "data": "it reads images",
+}
 """Pages with a test of their own, and why."""
 
 
@@ -62,9 +66,11 @@ def test_the_page_on_data_runs_where_there_are_images(tmp_path: Path):
 
 @pytest.mark.federation
 @pytest.mark.slow
-def test_five_hospitals_train_together(tmp_path: Path):
+@pytest.mark.usefixtures("plugins_forgotten", "here")
+@pytest.mark.parametrize("page", ["five-hospitals", "hospitals-with-evidence"])
+def test_hospitals_train_together(page: str, tmp_path: Path):
     try:
-        run_page(DOCS / "tutorials/five-hospitals.md", tmp_path)
+        run_page(DOCS / f"tutorials/{page}.md", tmp_path)
     finally:
         subprocess.run(
             [sys.executable, "-m", "trilemma", "federation", "down", str(tmp_path / "pilot")], timeout=240

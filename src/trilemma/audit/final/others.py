@@ -56,7 +56,6 @@ def attributes(target: FinalModel, key: Key) -> Tried:
         measure="right for records used, more often than for others, by",
         found=found,
         low=low,
-        chance=0.0,
         allowed=allowed,
         why="(e^ε − 1 + 2δ)/(e^ε + 1): the most that any event's chances differ"
         if allowed

@@ -52,5 +52,12 @@ def schema() -> dict[str, Any]:
     }
 
 
+def text() -> str:
+    """Return the schema as it is published: a line for each event."""
+    whole = schema()
+    kinds = ",\n".join(json.dumps(kind) for kind in whole.pop("oneOf"))
+    return f'{json.dumps(whole)[:-1]}, "oneOf": [\n{kinds}\n]}}\n'
+
+
 if __name__ == "__main__":
-    print(json.dumps(schema(), indent=1))
+    print(text(), end="")
