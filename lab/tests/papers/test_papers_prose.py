@@ -45,7 +45,11 @@ def claimed(prose: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", ["results.md", "personal.md", "personal-tables.md", "short-clip.md"])
+WRITTEN = ("results.md", "personal.md", "personal-tables.md", "short-clip.md")
+"""Pages of results."""
+
+
+@pytest.mark.parametrize("name", WRITTEN)
 def test_hand_written_prose_states_no_result(name: str) -> None:
     """Whoever wants to say that one is ahead writes a finding, which the data carry or a test fails."""
     assert claimed((ROOT / "docs" / name).read_text("utf-8")) == []
@@ -90,7 +94,7 @@ def test_every_finding_holds(name: str) -> None:
 
 def test_every_study_with_sentences_shows_them() -> None:
     """Also those of which nothing was run: they say so."""
-    text = "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("results.md", "personal-tables.md"))
+    text = "".join((ROOT / "docs" / name).read_text("utf-8") for name in WRITTEN)
     shown = {found[1] for found in pages.BLOCK.findall(text)}
     for name, study in studies.items():
         printed = paper(study.paper).of(name)
