@@ -168,7 +168,7 @@ def refusal_at_hello(patch) -> None:
     """A client tries its model on its own first examples before it joins."""
     joins = Node._hello
 
-    def hello(self, block):
+    def hello(self, block, agreed):
         batch = self.task.data.everything((0,))
         model = self.task.model
         try:
@@ -177,7 +177,7 @@ def refusal_at_hello(patch) -> None:
                 raise UserError("examples are not finite")
         except UserError as error:
             raise Refused(Reason.FAILED, str(error)) from None
-        return joins(self, block)
+        return joins(self, block, agreed)
 
     patch.setattr(Node, "_hello", hello)
 

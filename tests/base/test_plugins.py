@@ -191,7 +191,7 @@ def test_the_command_line_runs_and_lists_a_plugin(tmp_path: Path, monkeypatch) -
 def test_every_party_of_a_federation_holds_the_plugin_they_agreed_on(tmp_path: Path) -> None:
     settings = config.parse({**TINY, "plugins": [str(write(tmp_path))], "federation": {"clients": 2}})
     parties = init(tmp_path / "federation", Federation("test", 2), settings.toml(), plugins=settings.plugins)
-    assert len({party.terms for party in parties}) == 1
+    assert len({party.agreed.terms for party in parties}) == 1
     for party in parties:
         assert config.load(party.config).plugins == settings.plugins
     theirs = parties[1]

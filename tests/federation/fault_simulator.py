@@ -46,6 +46,7 @@ from trilemma.federation.client import node, sessions
 from trilemma.federation.client.node import Node
 from trilemma.federation.client.sessions import Session, epoch_name
 from trilemma.federation.identity.rosters import SignedRoster
+from trilemma.federation.party.agreed import Agreed
 from trilemma.federation.party.layout import Party
 from trilemma.federation.party.permission import Permission
 from trilemma.federation.party.public_facts import Timing
@@ -549,8 +550,8 @@ class World:
                 # For speed: one process needs no locks, and what nobody changes is read once.
                 (files, "locked", lambda path, refusal=None: nullcontext()),
                 (tomllib, "loads", _read_once(tomllib.loads)),
-                (Party, "terms_with", lambda party, roster: "the terms"),
-                (Party, "plan", "the plan"),
+                (Agreed, "terms", "the terms"),
+                (Agreed, "plan", "the plan"),
                 (SignedRoster, "read", _read_roster_once),
                 *((room, "check_signature", _checked_once) for room in (sessions, confirmation, agreement)),
             ):

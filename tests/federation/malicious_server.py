@@ -23,7 +23,7 @@ class Server:
         self.nodes = {party.client: Node(party) for party in parties[1:]}
 
     def hello(self, epoch, members, expelled=()):
-        terms = self.parties[0].terms
+        terms = self.parties[0].agreed.terms
         block = wire.dumps(kinds.Hello(run=self.run, epoch=epoch, terms=terms, expelled=list(expelled)))
         replies = {client: self.nodes[client].answer(block) for client in members}
         return {client: wire.loads(reply, kinds.Joined)[0].key for client, reply in replies.items()}

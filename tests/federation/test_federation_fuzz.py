@@ -318,7 +318,7 @@ def test_a_node_answers_or_refuses_and_pays_for_nothing(parties, data):
     node, ledger = Node(parties[2]), parties[2].ledger.read_bytes()
     session = Session(parties[2], "run").secrets
     right = [
-        wire.dumps(kinds.Hello(run="run", epoch=0, terms=parties[2].terms)),
+        wire.dumps(kinds.Hello(run="run", epoch=0, terms=parties[2].agreed.terms)),
         wire.dumps(kinds.Keys(run="run", epoch=0, keys={str(k): v for k, v in session.offers.items()})),
         wire.dumps(
             kinds.Ask(run="run", epoch=0, round=1, heard={"1": 0}, unused=[]), {"params": torch.zeros(69)}

@@ -24,6 +24,7 @@ from trilemma.base import files
 from trilemma.base.errors import UserError
 from trilemma.federation.client import sessions, spending
 from trilemma.federation.client.node import Node
+from trilemma.federation.client.rounds import RunAnswers
 from trilemma.federation.client.sessions import Session
 from trilemma.federation.party.layout import REPRODUCIBLE
 from trilemma.federation.party.permission import Permission
@@ -81,7 +82,7 @@ def test_all_of_a_clients_randomness_is_its_own(tmp_path):
 
     resolved = replace(node.task.resolved, algorithm=replace(algorithm, client=spy))
     public = node.task.key.fold("round", 0).integer()
-    node.__dict__["task"] = replace(node.task, resolved=resolved)
+    node.hold(replace(node.task, resolved=resolved))
     for epoch in range(2):
         server.open(epoch, (0, 1))
         server.ask(0, epoch, 0)
@@ -213,7 +214,7 @@ def test_who_has_a_budget_says_nothing_without_noise(parties):
     server = opened(parties, rounds=1)
     for party in parties:
         party.config.write_text(small_config(CLIENTS))
-        Permission().with_plan(party.plan).save(party.allowed)
+        Permission().with_plan(party.agreed.plan).save(party.allowed)
     server.open(1, range(CLIENTS))
     refusal(Reason.BUDGET, server.ask, 0, 1, 1)
 
@@ -260,7 +261,7 @@ def test_two_workers_at_the_same_moment_give_one_answer(parties, monkeypatch):
     server, second = Server(parties), Server(parties)
     server.open(0, range(CLIENTS))
     together, outcomes = threading.Barrier(2), []
-    honest = Node._step
+    honest = RunAnswers._step
 
     def step(self, *arguments):
         together.wait(timeout=0.5) if not together.broken else None
@@ -272,7 +273,7 @@ def test_two_workers_at_the_same_moment_give_one_answer(parties, monkeypatch):
         except threading.BrokenBarrierError:  # the other one does not compute at the same time
             return honest(self, *arguments)
 
-    monkeypatch.setattr(Node, "_step", slow)
+    monkeypatch.setattr(RunAnswers, "_step", slow)
 
     def ask(who, number):
         try:
@@ -362,7 +363,7 @@ def test_nobody_was_set_back_where_a_run_costs_nothing(parties):
         party.config.write_text(small_config(CLIENTS))
         if party.client is not None:
             party.budget.unlink()
-            Permission().with_plan(party.plan).save(party.allowed)
+            Permission().with_plan(party.agreed.plan).save(party.allowed)
     runner, _ = coordinator(parties, Direct(parties), "third")
     assert runner.go().rounds == 3
     seen = {client: one.length for client, one in Witness(parties[0].ledgers_seen).seen().items()}
@@ -451,7 +452,7 @@ def test_a_client_that_runs_while_its_terms_change_does_not_use_the_old_ones(tmp
     server.ask(0, 0, 0)
     for party in parties:
         party.config.write_text(small_config(CLIENTS, *PRIVATE, "privacy.sigma_ind=0.2"))
-        Permission().with_plan(party.plan).save(party.allowed)
+        Permission().with_plan(party.agreed.plan).save(party.allowed)
     refusal(Reason.TERMS, server.ask, 0, 0, 1)
     server.open(1, range(CLIENTS))
     server.ask(0, 1, 1)
@@ -521,7 +522,7 @@ def test_what_goes_wrong_inside_stays_inside(parties, monkeypatch, error):
     def fails(self, *_):
         raise error("patient 4711 has a loss of 3.5")
 
-    monkeypatch.setattr(Node, "_step", fails)
+    monkeypatch.setattr(RunAnswers, "_step", fails)
     refusal(Reason.BLOCK if error is wire.WireError else Reason.FAILED, server.ask, 0, 0, 0)
     assert "patient 4711" in parties[1].log.read_text()
 
@@ -540,7 +541,7 @@ def test_notes_are_begun_anew(parties, monkeypatch):
     """Where rounds cost nothing a server may ask for them without end."""
     monkeypatch.setattr(sessions, "LARGEST_NOTES", 300)
     session = Session(parties[1], "run")
-    session.open(0)
+    session.open(0, parties[1].agreed)
     for number in range(50):
         session.note({"round": number})
     assert sum(path.stat().st_size for path in parties[1].run_folder("run").glob("notes*")) < 1000

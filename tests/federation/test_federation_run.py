@@ -25,6 +25,7 @@ from federation_harness import (
 from trilemma.base import files
 from trilemma.base.errors import UserError
 from trilemma.federation.client.node import Node
+from trilemma.federation.client.rounds import RunAnswers
 from trilemma.federation.client.sessions import Session, epoch_name
 from trilemma.federation.party import layout
 from trilemma.federation.party.permission import Permission
@@ -420,7 +421,7 @@ def test_an_unheard_step_is_taken_back_however_long_the_silence(parties):
     config = small_config(CLIENTS, *PRIVATE, "algorithm.momentum=0.9", rounds=4)
     for party in parties:
         party.config.write_text(config)
-        Permission().with_plan(party.plan).save(party.allowed)
+        Permission().with_plan(party.agreed.plan).save(party.allowed)
     steps = []
 
     class Interrupted(Direct):
@@ -432,15 +433,15 @@ def test_an_unheard_step_is_taken_back_however_long_the_silence(parties):
         return None if client == 2 and asks(asked, 0) else answer
 
     transport = Interrupted(parties, tamper=lose, pause=3.0)
-    honest = Node._step
+    honest = RunAnswers._step
 
     def step(self, ask, broadcast, state, noise):
-        if self.client == 2:
+        if self.loaded.client == 2:
             steps.append((ask.round, {name: tensor.clone() for name, tensor in state.items()}))
         return honest(self, ask, broadcast, state, noise)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Node, "_step", step)
+        patch.setattr(RunAnswers, "_step", step)
         runner, _ = coordinator(parties, transport)
         runner.go()
     assert [record["absent"] for record in runner.log.records()] == [[2], [2], [2], []]

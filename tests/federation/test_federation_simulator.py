@@ -24,7 +24,7 @@ from fault_simulator import (
 from hypothesis import find, given, note, settings
 from hypothesis import strategies as st
 
-from trilemma.federation.client import journal, node, spending
+from trilemma.federation.client import journal, rounds, spending
 from trilemma.federation.client.journal import Fresh
 from trilemma.federation.protocol.memory import Memory
 from trilemma.federation.protocol.reasons import Refused
@@ -167,13 +167,13 @@ def test_whatever_happens(name):
 
 def forgetful_journal(monkeypatch):
     """A client answers whatever it is asked as if for the first time, and overhears its ledger's no."""
-    monkeypatch.setattr(node, "what_to_do", lambda entry, client, ask, asked: Fresh(None))
+    monkeypatch.setattr(rounds, "what_to_do", lambda entry, client, ask, asked: Fresh(None))
     unpaid_after_a_loss(monkeypatch)
 
 
 def unpaid(monkeypatch):
     """A client speaks without writing it into its ledger."""
-    monkeypatch.setattr(node, "pay", lambda *everything: {})
+    monkeypatch.setattr(rounds, "pay", lambda *everything: {})
     monkeypatch.setattr(Ledger, "_append", lambda ledger, record: None)
 
 
@@ -187,7 +187,7 @@ def unpaid_after_a_loss(monkeypatch):
         except Refused:
             return {}
 
-    monkeypatch.setattr(node, "pay", pay)
+    monkeypatch.setattr(rounds, "pay", pay)
 
 
 def stubborn_steps(monkeypatch):
@@ -198,7 +198,7 @@ def stubborn_steps(monkeypatch):
         todo = honest(entry, client, ask, asked)
         return Fresh(entry.after) if entry is not None and isinstance(todo, Fresh) else todo
 
-    monkeypatch.setattr(node, "what_to_do", what_to_do)
+    monkeypatch.setattr(rounds, "what_to_do", what_to_do)
 
 
 def changing_questions(monkeypatch):
@@ -266,12 +266,7 @@ def forgotten_expulsions(monkeypatch):
         (forgetful_journal, 0, [Carried(0, 4, "repeat")], "two different answers"),
         (unpaid, 0, [], "not in the ledger"),
         (unpaid_after_a_loss, 0, [Carried(0, 4, "lose reply"), SetBack(0, 5, "journal", 1)], "two different"),
-        (
-            stubborn_steps,
-            1,
-            [Carried(0, 4, "lose reply"), Jump(5, 5.0)],
-            "did not take steps back",
-        ),
+        (stubborn_steps, 1, [Carried(0, 4, "lose reply"), Jump(5, 5.0)], "did not take steps back"),
         (changing_questions, 0, [Killed(4, "after")], "changed"),
         (applied_before_it_is_written, 0, [Crash(-1, 6, "before")], "the model is not what was released"),
         (remembered_before_it_is_written, 1, [Crash(-1, 9, "before")], "what is remembered of client"),

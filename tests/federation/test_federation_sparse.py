@@ -24,12 +24,7 @@ from federation_harness import (
 from trilemma.base.errors import UserError
 from trilemma.federation.party.task import load_task
 from trilemma.learning import Messages
-from trilemma.privacy.threats.covariance import (
-    agreed_graph,
-    bound_multiplier,
-    complete_multiplier,
-    partners,
-)
+from trilemma.privacy.threats.covariance import agreed_graph, bound_multiplier, complete_multiplier, partners
 from trilemma.simulate import engine
 
 

@@ -215,7 +215,7 @@ class Adversary:
         """Stand before the nodes of these parties' clients, who all hold the same at first."""
         nodes = {party.client: Node(party) for party in parties if party.client is not None}
         for node in nodes.values():
-            node.__dict__["task"] = holding
+            node.hold(holding)
         return cls(parties, nodes, broadcast)
 
     def open(self, run: str) -> None:
@@ -226,7 +226,7 @@ class Adversary:
         for party in self.parties[1:]:
             for name in PAST:
                 shutil.rmtree(party.folder / name, ignore_errors=True)
-        hello = wire.dumps(kinds.Hello(run=run, epoch=0, terms=self.parties[0].terms))
+        hello = wire.dumps(kinds.Hello(run=run, epoch=0, terms=self.parties[0].agreed.terms))
         offers = {str(i): wire.loads(self._say(i, hello), kinds.Joined)[0].key for i in self.nodes}
         keys = wire.dumps(kinds.Keys(run=run, epoch=0, keys=offers))
         signed = {str(i): wire.loads(self._say(i, keys), kinds.Ready)[0].confirmation for i in self.nodes}
@@ -237,7 +237,7 @@ class Adversary:
     def ask(self, client: int, run: str, round_: int, holding: PartyTask) -> Tensor:
         """Ask a node that holds other data for a step; return its release (d,), float64."""
         node = self.nodes[client]
-        node.__dict__["task"] = holding
+        node.hold(holding)
         ask = kinds.Ask(run=run, epoch=0, round=round_, heard={}, unused=[])
         answer = self._say(client, wire.dumps(ask, self.broadcast))
         sent = wire.loads(answer, kinds.Answer)[1]
@@ -248,8 +248,7 @@ class Adversary:
     def looks(self, run: str, holding: PartyTask) -> object:
         """Open a run with client 0 holding these data, and ask it for a step; return what that looks like."""
         node = self.nodes[0]
-        node.__dict__["task"] = holding
-        node.loaded["agreed"] = node._agreed
+        node.hold(holding)
         try:
             self.open(run)
             ask = kinds.Ask(run=run, epoch=0, round=0, heard={}, unused=[])

@@ -28,9 +28,7 @@ def write(folder: Path, name: str, issued: certificates.Issued, authority: bytes
     folder.mkdir(parents=True, exist_ok=True)
     tls = Tls(folder / f"{name}.crt", folder / f"{name}.key", folder / f"{name}-ca.crt")
     for path, content in zip(
-        (tls.certificate, tls.key, tls.authority),
-        (issued.certificate, issued.key, authority),
-        strict=True,
+        (tls.certificate, tls.key, tls.authority), (issued.certificate, issued.key, authority), strict=True
     ):
         path.write_bytes(content)
     return tls

@@ -239,7 +239,7 @@ def test_a_clients_own_process_stays_and_answers_one_message_after_the_other(par
             time.sleep(0.1)
         assert said[:1] == flower.REFUSED
         assert said[1:].startswith(b"block: ")
-        hello = kinds.Hello(run="run", epoch=0, terms=parties[0].terms)
+        hello = kinds.Hello(run="run", epoch=0, terms=parties[0].agreed.terms)
         assert flower.passed(client, wire.dumps(hello))[:1] == flower.ANSWERED
         assert (client.running / "flower").stat().st_mode & 0o777 == 0o700
         with pytest.raises(UserError, match="another process works in"):

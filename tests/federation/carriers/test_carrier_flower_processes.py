@@ -90,12 +90,7 @@ def test_flowers_own_programs_run_a_federation(tmp_path):
         def start(*command: str) -> None:
             log = stack.enter_context((tmp_path / f"{len(list(tmp_path.iterdir()))}.log").open("wb"))
             process = subprocess.Popen(
-                command,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                cwd=tmp_path,
+                command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=tmp_path
             )
             stack.callback(ended, process)
 

@@ -136,7 +136,7 @@ class Observer(Server):
         super().__init__(parties)
         self.seen: list[object] = []
         for node in self.nodes.values():
-            object.__setattr__(node, "say", self._heard)
+            node.say = self._heard
 
     def _heard(self, event):
         timed = {"seconds"}
@@ -163,7 +163,7 @@ class Observer(Server):
 
 
 def _shapes(node):
-    return [(name, (tuple(part.shape), part.dtype)) for name, part in node._start().broadcast.items()]
+    return [(name, (tuple(part.shape), part.dtype)) for name, part in node.loaded.start().broadcast.items()]
 
 
 def outside(parties, rounds=3):
@@ -264,13 +264,13 @@ def test_what_a_record_may_be_is_in_the_terms(tmp_path):
     """A party whose task expects other records, or whose folder says others, is of no use to the others."""
     made = federation(tmp_path / "two", "huge", settings("safe-dshb", "user"))
     facts, task = made[1].folder / "federation.toml", made[1].task
-    terms = made[1].terms
+    terms = made[1].agreed.terms
     task.write_text(task.read_text().replace("high=1", "high=2"))
     with pytest.raises(UserError, match="expects records"):
         load_task(made[1])
     facts.write_text(facts.read_text().replace("high = 1", "high = 2"))
     load_task(made[1])
-    assert Party.open(made[1].folder).terms != terms
+    assert Party.open(made[1].folder).agreed.terms != terms
 
 
 def test_without_a_declaration_nothing_private_is_learned(tmp_path):

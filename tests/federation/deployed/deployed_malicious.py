@@ -59,7 +59,7 @@ class Malicious:
 
     def hello(self, name: str, epoch: int, clients: range, expelled=(), terms: str | None = None):
         block = wire.dumps(
-            kinds.Hello(run=RUN, epoch=epoch, terms=terms or self.party.terms, expelled=list(expelled))
+            kinds.Hello(run=RUN, epoch=epoch, terms=terms or self.party.agreed.terms, expelled=list(expelled))
         )
         return self.tell(name, dict.fromkeys(clients, block))
 

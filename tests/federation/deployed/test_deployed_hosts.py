@@ -124,7 +124,7 @@ def federation(tmp_path, hosts):
     folder = tmp_path / "federation"
     parties = make(folder, CLIENTS, config, budget=1e9, timing=TIMING, transcript=True, **address)
     for party in parties[1:]:
-        Permission().with_plan(party.plan).save(party.allowed)
+        Permission().with_plan(party.agreed.plan).save(party.allowed)
     try:
         with ThreadPoolExecutor() as everywhere:
             ups = [

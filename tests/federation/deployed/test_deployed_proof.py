@@ -15,13 +15,7 @@ import torch
 from deployed_harness import real
 from scipy import stats
 
-from federation_harness import (
-    check_against_simulation,
-    secrets_of,
-    share_seeds,
-    small_config,
-    transcript,
-)
+from federation_harness import check_against_simulation, secrets_of, share_seeds, small_config, transcript
 from stacked_noise import StackedSecretNoise
 from trilemma import config as configurations
 from trilemma.federation.client.node import Node
@@ -47,12 +41,7 @@ MODEL = ("model.name=mlp", "model.hidden=[64]")  # thousands of numbers to do st
 def deployed(tmp_path_factory):
     """A real federation that ran three rounds of CafCor, and what the server recorded."""
     config = small_config(
-        CLIENTS,
-        *CAFCOR,
-        *MODEL,
-        "algorithm.momentum=0.0",
-        "data.holders=all",
-        rounds=ROUNDS,
+        CLIENTS, *CAFCOR, *MODEL, "algorithm.momentum=0.0", "data.holders=all", rounds=ROUNDS
     )
     folder = tmp_path_factory.mktemp("proof") / "federation"
     with real(folder, CLIENTS, config, budget=1e9, transcript=True) as running:

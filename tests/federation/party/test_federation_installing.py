@@ -252,12 +252,12 @@ def test_terms_are_what_the_roster_says_and_not_its_bytes(pilot, tmp_path):
     shutil.copytree(pilot, tmp_path / "fed")
     everyone = parties(tmp_path / "fed")
     server, client = everyone[:2]
-    roster, terms, facts = client.signed_roster, client.terms, Facts.of(client)
+    roster, terms, facts = client.signed_roster, client.agreed.terms, Facts.of(client)
     text = otherwise_signed(client.roster.read_text())
     assert text != client.roster.read_text()
     client.roster.write_text(text)
     assert SignedRoster.read(text, client.authority.read_bytes()) == roster
-    assert client.terms == terms == server.terms
+    assert client.agreed.terms == terms == server.terms
     assert Facts.of(client) == facts
     runner, said = coordinator(everyone, Direct(everyone))
     server.roster.write_text(otherwise_signed(server.roster.read_text()))

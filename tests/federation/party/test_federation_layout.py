@@ -172,7 +172,7 @@ def test_clients_differ_in_their_secrets_only(made):
     assert len({frozenset(files(party.folder)) for party in clients}) == 1
     for public in ("federation.toml", "config.toml", "roster.json", "tls/ca.crt"):
         assert len({(party.folder / public).read_bytes() for party in parties(made)}) == 1
-    assert len({party.terms for party in parties(made)}) == 1
+    assert len({party.agreed.terms for party in parties(made)}) == 1
 
 
 def test_a_folder_that_is_not_ours_to_read_hides_no_party(made, monkeypatch):
@@ -217,7 +217,7 @@ def test_a_file_without_an_end_is_named_and_not_waited_for(tmp_path, name):
 
 def test_terms_notice_every_change(made, tmp_path):
     party = Party.open(made / "client-0")
-    seen = {party.terms}
+    seen = {party.agreed.terms}
     authority = Authority.open(made)
     other = authority.sign(party.signed_roster.federation, party.signed_roster.clients)
     for path, changed in (
@@ -226,15 +226,15 @@ def test_terms_notice_every_change(made, tmp_path):
     ):
         before = path.read_bytes()
         path.write_bytes(changed)
-        seen.add(party.terms)
+        seen.add(party.agreed.terms)
         path.write_bytes(before)
     facts = party.folder / public_facts.PUBLIC
     before = facts.read_text()
     facts.write_text(before.replace("examples = 12", "examples = 13"))
-    seen.add(party.terms)
+    seen.add(party.agreed.terms)
     facts.write_text(before)
     assert len(seen) == 4
-    assert party.terms in seen
+    assert party.agreed.terms in seen
 
 
 def test_facts_survive_the_file(made):

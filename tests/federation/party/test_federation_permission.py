@@ -41,7 +41,7 @@ def parties(tmp_path):
 
 
 def say_hello(parties, run="run", client=0):
-    hello = kinds.Hello(run=run, epoch=0, terms=parties[0].terms)
+    hello = kinds.Hello(run=run, epoch=0, terms=parties[0].agreed.terms)
     return Node(parties[1 + client]).answer(wire.dumps(hello))
 
 
@@ -113,7 +113,7 @@ def test_code_that_was_not_asked_about_does_not_run_in_an_epoch_joined_before(tm
     (parties[1].folder / "task.py").write_text(OWN.format(number=2.0))
     node = Node(parties[1]) if restarted else server.nodes[0]
     refusal(Reason.ALLOWED, node.answer, ask)
-    hello = wire.dumps(kinds.Hello(run="run", epoch=1, terms=parties[0].terms))
+    hello = wire.dumps(kinds.Hello(run="run", epoch=1, terms=parties[0].agreed.terms))
     refusal(Reason.ALLOWED, node.answer, hello)
     allow(parties[1], "run")
     node.answer(hello)
@@ -191,16 +191,12 @@ def test_what_is_allowed_in_advance_does_not_count_on_invented_clients(parties):
     command("allow", parties[1].folder, "--epsilon", cost * 0.999)
     authority = Authority.open(parties[0].folder.parent)
     invented = [
-        Member(
-            name=f"invented-{number}",
-            identity=Identity.generate().public.hex(),
-            tls=f"{number:064x}",
-        )
+        Member(name=f"invented-{number}", identity=Identity.generate().public.hex(), tls=f"{number:064x}")
         for number in range(20)
     ]
     roster = authority.sign("test", (*authority.roster.clients, *invented))
     adopt(parties[0], roster.text)
-    hello = kinds.Hello(run="run", epoch=0, terms=parties[0].terms, roster=roster.text)
+    hello = kinds.Hello(run="run", epoch=0, terms=parties[0].agreed.terms, roster=roster.text)
     with pytest.raises(Refused, match="allowed: "):
         Node(parties[1]).answer(wire.dumps(hello))
     assert parties[1].signed_roster == roster
@@ -227,14 +223,16 @@ def test_a_server_does_not_fill_the_disk_with_runs_that_are_allowed_in_advance(p
     command("allow", parties[1].folder, "--epsilon", 1e6)
     node, runs = Node(parties[1]), parties[1].state / "runs"
     for number in range(KEPT + 5):
-        node.answer(wire.dumps(kinds.Hello(run=f"run-{number}", epoch=0, terms=parties[0].terms)))
+        node.answer(wire.dumps(kinds.Hello(run=f"run-{number}", epoch=0, terms=parties[0].agreed.terms)))
         os.utime(runs / f"run-{number}", ns=(number, number))
         if number == 0:
             (runs / "run-0" / "journal").touch()
     kept = {path.name for path in runs.iterdir()}
     assert kept == {"run-0", *(f"run-{number}" for number in range(5, KEPT + 5))}
-    refusal(Reason.KEYS, node.answer, wire.dumps(kinds.Hello(run="run-1", epoch=0, terms=parties[0].terms)))
-    node.answer(wire.dumps(kinds.Hello(run="run-1", epoch=1, terms=parties[0].terms)))
+    refusal(
+        Reason.KEYS, node.answer, wire.dumps(kinds.Hello(run="run-1", epoch=0, terms=parties[0].agreed.terms))
+    )
+    node.answer(wire.dumps(kinds.Hello(run="run-1", epoch=1, terms=parties[0].agreed.terms)))
 
 
 def test_a_server_does_not_fill_the_disk_with_epochs(parties):
@@ -243,7 +241,7 @@ def test_a_server_does_not_fill_the_disk_with_epochs(parties):
     node, sizes = Node(parties[1]), []
 
     def joins(epoch, run="run"):
-        node.answer(wire.dumps(kinds.Hello(run=run, epoch=epoch, terms=parties[0].terms)))
+        node.answer(wire.dumps(kinds.Hello(run=run, epoch=epoch, terms=parties[0].agreed.terms)))
         sizes.append((parties[1].state / "joined").stat().st_size)
 
     for epoch in range(10, 40):

@@ -299,7 +299,7 @@ def test_messages_of_a_removed_client_are_refused(parties):
     assert "epoch 0: clients 0 to 3 of 4" in said
     assert read_entries(parties[5].ledger) == []
     with pytest.raises(Refused, match="terms: "):
-        Node(parties[5]).answer(wire.dumps(kinds.Hello(run="run", epoch=1, terms=server.terms)))
+        Node(parties[5]).answer(wire.dumps(kinds.Hello(run="run", epoch=1, terms=server.agreed.terms)))
 
 
 def test_a_server_that_goes_back_to_an_old_roster_is_refused(parties):
@@ -307,7 +307,7 @@ def test_a_server_that_goes_back_to_an_old_roster_is_refused(parties):
     adopt(server, signed_anew(parties, without(first, 4)).text)
     coordinator(parties, Direct(parties))[0].go()
     first.save(server.roster)
-    hello = kinds.Hello(run="again", epoch=0, terms=server.terms, roster=first.text)
+    hello = kinds.Hello(run="again", epoch=0, terms=server.agreed.terms, roster=first.text)
     with pytest.raises(Refused, match="roster: the roster is older"):
         Node(parties[1]).answer(wire.dumps(hello))
     assert "roster 1 is older than roster 2" in parties[1].log.read_text()

@@ -9,15 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from federation_harness import (
-    Direct,
-    asks,
-    coordinator,
-    make,
-    result_of,
-    share_seeds,
-    small_config,
-)
+from federation_harness import Direct, asks, coordinator, make, result_of, share_seeds, small_config
 from federation_liars import (
     CARELESS,
     CLIENTS,
@@ -244,17 +236,14 @@ def test_everybody_is_told(deployed):
         (3, expelled[0].test, 1),
         (4, expelled[1].test, 2),
     ]
-    assert announced[0]["figures"] == {
-        "statistic": expelled[0].statistic,
-        "threshold": expelled[0].threshold,
-    }
+    assert announced[0]["figures"] == {"statistic": expelled[0].statistic, "threshold": expelled[0].threshold}
     assert Session(parties[1], "run").secrets.expelled == expelled
     (own,) = [event for event in told[3] if event.code == events.EXPELLED.code]
     assert own.facts["reason"] == Reason.EXPELLED.code
     assert Session(parties[4], "run").expelled == expelled[0]
     assert not (parties[4].run_folder("run") / "result").exists(), "it gets no model"
     assert (parties[1].run_folder("run") / "result").exists()
-    terms = parties[0].terms
+    terms = parties[0].agreed.terms
     again = kinds.Hello(run="run", epoch=9, terms=terms, expelled=list(expelled[1:]))
     with pytest.raises(Refused) as refusal:
         transport.clients[3].answer(wire.dumps(again))

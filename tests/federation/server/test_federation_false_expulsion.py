@@ -100,7 +100,7 @@ def test_new_keys_bring_nobody_back(parties):
     refusal(Reason.EXPULSIONS, server.hello, 1, [0])
     refusal(Reason.EXPELLED, server.hello, 1, [5], expelled(5))
     offers = server.hello(1, range(5), expelled(5))
-    own = Session(parties[6], "another").open(1)
+    own = Session(parties[6], "another").open(1, parties[6].agreed)
     refusal(Reason.EXPULSIONS, server.keys, 0, 1, {**offers, 5: own})
     server.open(2, range(5), expelled(5))
 

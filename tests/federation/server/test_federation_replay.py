@@ -86,16 +86,8 @@ NAN = torch.tensor([1.0, torch.nan])
     [
         (NAN, NAN.clone(), []),
         (NAN, torch.tensor([1.0, 2.0]), ["differs in 1 of 2 numbers, by up to nan"]),
-        (
-            torch.tensor([0.0, 1.0]),
-            torch.tensor([-0.0, 1.5]),
-            ["differs in 2 of 2 numbers, by up to 0.5"],
-        ),
-        (
-            torch.ones(2),
-            torch.ones(2).double(),
-            ["is there on one side only, or has another shape or type"],
-        ),
+        (torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.5]), ["differs in 2 of 2 numbers, by up to 0.5"]),
+        (torch.ones(2), torch.ones(2).double(), ["is there on one side only, or has another shape or type"]),
         (torch.zeros(0), torch.zeros(0), []),
     ],
 )

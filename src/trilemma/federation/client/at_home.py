@@ -86,7 +86,7 @@ class Received:
         A model of the same shape would be taken for another one: a seed decides which features were drawn.
         """
         secrets = Session(self.party, self.run).secrets
-        if secrets is not None and secrets.plan == self.party.plan:
+        if secrets is not None and secrets.plan == self.party.agreed.plan:
             return
         lost = f"{self.party.run_folder(self.run) / 'session'} does not say with which any more"
         raise UserError(

@@ -208,11 +208,7 @@ class Journal:
     def write(self, entry: JournalEntry) -> JournalEntry:
         """Replace the last entry, on disk when this returns; return it as it lies there, where it is long."""
         header = _EntryHeader(
-            run=entry.run,
-            epoch=entry.epoch,
-            round=entry.round,
-            asked=entry.asked,
-            inquired=entry.inquired,
+            run=entry.run, epoch=entry.epoch, round=entry.round, asked=entry.asked, inquired=entry.inquired
         )
         # What was sent may be bytes of any number; behind it numbers could not be read where they lie.
         tensors = {f"before/{name}": tensor for name, tensor in entry.before.items()}

@@ -57,16 +57,17 @@ class Manifest:
     @classmethod
     def of(cls, party: Party, task: PartyTask, run: str) -> Manifest:
         """Work it out, from this client's folder."""
+        agreed = party.agreed
         return cls(
             run=run,
-            plan=party.plan,
-            configuration=hashlib.sha256(party.config.read_bytes()).hexdigest(),
-            task=party.task_digest,
-            members=len(party.keys.members),
+            plan=agreed.plan,
+            configuration=hashlib.sha256(agreed.config).hexdigest(),
+            task=agreed.code,
+            members=len(agreed.roster.keys.members),
             threshold=least_members(party, task),
             epsilon=planned_epsilon(task, party),
             rounds=task.config.run.rounds,
-            keys=party.keys.digest.hex(),
+            keys=agreed.roster.keys.digest.hex(),
             left_out=() if task.data is None else tuple(left_out(task.data.dataset)),
             reach=reach(party, task, run),
         )
@@ -75,7 +76,7 @@ class Manifest:
 def check_allowed(party: Party, task: PartyTask, run: str) -> None:
     """Refuse a run that this client's owner has not allowed, and keep its manifest for the owner."""
     party.run_folder(run)  # a name from outside: refused where it is none
-    if Permission.load(party.allowed).allows(run, party.plan, lambda: planned_epsilon(task, party)):
+    if Permission.load(party.allowed).allows(run, party.agreed.plan, lambda: planned_epsilon(task, party)):
         _forget_idle(party, run)
         return
     if not _kept(party, run).is_file():  # once: a server may propose it every second

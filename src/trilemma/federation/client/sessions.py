@@ -22,6 +22,7 @@ from pydantic import Field
 from trilemma.base.errors import PrivacyError
 from trilemma.federation.client.joined import JoinedEpochs
 from trilemma.federation.party import sealed_files
+from trilemma.federation.party.agreed import Agreed
 from trilemma.federation.party.layout import Party
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol.confirmation import Confirmation, MemberList, Position, Sighting, Witness
@@ -208,7 +209,7 @@ class Session:
         if self.expelled is None:
             sealed_files.write(self._told, _ExpelledHeader(expulsion=expulsion))
 
-    def open(self, epoch: int, expelled: Sequence[AnnouncedExpulsion] = ()) -> str:
+    def open(self, epoch: int, agreed: Agreed, expelled: Sequence[AnnouncedExpulsion] = ()) -> str:
         """Return this client's signed offer for an epoch, the same one however often the server asks.
 
         A newer epoch replaces the secrets of the older one. `expelled` are those the server names; what is
@@ -227,20 +228,25 @@ class Session:
             raise Refused(Reason.EPOCH, f"there is no epoch {epoch}")
         self.party.state.mkdir(exist_ok=True)
         try:
-            identity, roster = Identity.load(self.party.identity), self.party.keys
-            handshake = Handshake(identity, roster, epoch_name(self.run, epoch))
+            identity = Identity.load(self.party.identity)
+            handshake = Handshake(identity, agreed.roster.keys, epoch_name(self.run, epoch))
             if handshake.index != self.party.client:
                 raise PrivacyError(f"this identity is client {handshake.index} on the roster")
             JoinedEpochs(self.party.state / "joined", self.party.state / "runs").claim(self.run, epoch)
         except PrivacyError as error:
             raise Refused(Reason.KEYS, str(error)) from None
         self._handshake, offer = handshake, handshake.offer.encode().hex()
-        terms, plan = self.party.terms, self.party.plan
-        self._write(Secrets(epoch, offer, {}, {}, terms, expelled=tuple(expelled), plan=plan))
+        secrets = Secrets(epoch, offer, {}, {}, agreed.terms, expelled=tuple(expelled), plan=agreed.plan)
+        self._write(secrets)
         return offer
 
     def agree(
-        self, epoch: int, offers: Mapping[int, str], ledger: Position, neighbours: int | None = None
+        self,
+        epoch: int,
+        offers: Mapping[int, str],
+        ledger: Position,
+        roster: Roster,
+        neighbours: int | None = None,
     ) -> str:
         """Check everybody's offers and derive the keys with all, or `neighbours`; refuse a second, other set.
 
@@ -273,7 +279,7 @@ class Session:
         except (PrivacyError, ValueError) as error:
             raise Refused(Reason.KEYS, f"a key was not accepted: {error}") from None
         self._handshake = None
-        identity, roster = Identity.load(self.party.identity), self.party.keys
+        identity = Identity.load(self.party.identity)
         confirmation = Confirmation.sign(
             self._list(replace(known, offers=offers)),
             roster,
@@ -284,7 +290,7 @@ class Session:
         self._write(replace(known, offers=offers, pairs=pairs, confirmation=confirmation.encode()))
         return confirmation.encode()
 
-    def confirm(self, epoch: int, confirmations: Mapping[int, str]) -> None:
+    def confirm(self, epoch: int, confirmations: Mapping[int, str], roster: Roster) -> None:
         """Check that every member signed the list this client has, and that nobody's ledger went back.
 
         Raises:
@@ -300,8 +306,7 @@ class Session:
                 Reason.UNCONFIRMED,
                 f"of clients {listed(known.members)} only {listed(sorted(confirmations))} confirmed",
             )
-        roster, members = self.party.keys, self._list(known)
-        shown: dict[int, Sighting] = {}
+        members, shown = self._list(known), dict[int, Sighting]()
         try:
             for client, text in sorted(confirmations.items()):
                 shown[client] = Confirmation.decode(text).check(members, roster, client)
@@ -315,7 +320,7 @@ class Session:
             raise WentBack(str(error), witness.proofs(ledgers)) from None
         self._write(replace(known, confirmed=True))
 
-    def check_terms(self) -> None:
+    def check_terms(self, agreed: Agreed) -> None:
         """Refuse a run this client has not joined, or joined under other terms than its folder has now.
 
         A client that refuses a server's terms after a restart, of itself or of the server, refuses its
@@ -325,11 +330,11 @@ class Session:
         known = self.secrets
         if known is None:
             raise Refused(Reason.RUN, f"run {self.run!r}")
-        if known.terms != self.party.terms:
+        if known.terms != agreed.terms:
             raise Refused(
-                Reason.TERMS, f"epoch {known.epoch} was joined under {known.terms}, now {self.party.terms}"
+                Reason.TERMS, f"epoch {known.epoch} was joined under {known.terms}, now {agreed.terms}"
             )
-        if known.plan != self.party.plan:
+        if known.plan != agreed.plan:
             raise Refused(Reason.ALLOWED, f"epoch {known.epoch} was joined with another task")
 
     def require(self, epoch: int) -> Secrets:
@@ -349,7 +354,7 @@ class Session:
         return self.party.client
 
     def _list(self, secrets: Secrets) -> MemberList:
-        return MemberList(self.run, secrets.epoch, self.party.terms, secrets.offers, secrets.expelled)
+        return MemberList(self.run, secrets.epoch, secrets.terms, secrets.offers, secrets.expelled)
 
     def noise(self, secrets: Secrets) -> SecretNoise:
         """Return this client's source of noise."""

@@ -236,9 +236,7 @@ def pay(
         if unheard:  # after the entry: a round that is refused leaves nothing, however often it is asked for
             absent = ", ".join(str(client) for client in unheard)
             ledger.remark(
-                name,
-                round_ - 1,
-                f"not heard last time: clients {absent}; noise shared with them stayed in",
+                name, round_ - 1, f"not heard last time: clients {absent}; noise shared with them stayed in"
             )
         _remember(party)
     return entry.epsilon

@@ -20,13 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from trilemma.base.errors import UserError
-from trilemma.federation.identity.tls_keys import (
-    digest_of,
-    new_key,
-    new_request,
-    private_pem,
-    requested_key,
-)
+from trilemma.federation.identity.tls_keys import digest_of, new_key, new_request, private_pem, requested_key
 
 VALIDITY = dt.timedelta(days=365)
 # Machines of a federation disagree about the time; a certificate is valid a little before it was made.

@@ -22,9 +22,7 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     """Return a private key as PEM, without a password: the file it goes to is its owner's."""
     return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 

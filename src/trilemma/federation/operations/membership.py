@@ -24,12 +24,7 @@ from trilemma.federation.party import adoption, bundles, layout, provisioning, p
 from trilemma.federation.party.layout import Party
 from trilemma.federation.party.permission import Permission
 from trilemma.federation.party.public_facts import Federation
-from trilemma.federation.party.requests import (
-    Request,
-    check_fresh,
-    check_new,
-    request_rotation,
-)
+from trilemma.federation.party.requests import Request, check_fresh, check_new, request_rotation
 from trilemma.federation.party.task import load_task
 
 BUNDLES = "bundles"
@@ -85,10 +80,7 @@ def replace_keys(
         raise UserError(f"the request is by {request.name!r}, and client {place} is {member.name!r}")
     signed = Former(identity=member.identity, signature=None if former is None else former.signature)
     after = Member(
-        name=member.name,
-        identity=request.identity,
-        tls=request.tls,
-        former=(*member.former, signed),
+        name=member.name, identity=request.identity, tls=request.tls, former=(*member.former, signed)
     )
     if former is not None and after.identity not in after.successors({member.identity}):
         raise UserError(f"the request is not signed by client {place}'s present identity")
@@ -180,7 +172,7 @@ def _add_here(authority: Authority, beside: list[Party]) -> MembershipChange:
         roster = authority.sign(before.federation, (*before.clients, provisioning.new_member(client)))
         provisioning.complete_folder(client, authority.certificate, roster)
         if federation.on_one_machine:
-            Permission().with_plan(client.plan).save(client.allowed)
+            Permission().with_plan(client.agreed.plan).save(client.allowed)
         epsilon = read_budget(model).epsilon if model.budget.is_file() else None  # as much as the others
         write_budgets([client], load_task(client), epsilon)
         authority.enact(roster)

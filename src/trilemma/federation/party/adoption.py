@@ -17,7 +17,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from trilemma.base import files
 from trilemma.base.errors import UserError
@@ -26,20 +25,6 @@ from trilemma.federation.identity.rosters import RosterError, SignedRoster, chec
 from trilemma.federation.party.layout import Party
 from trilemma.federation.party.provisioning import write_known
 from trilemma.federation.protocol.confirmation import Witness
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """What the parties of an epoch agree on, read once: a roster may change on disk at any moment."""
-
-    roster: SignedRoster
-    terms: str
-
-    @classmethod
-    def by(cls, party: Party) -> Agreed:
-        """Read what a party has."""
-        roster = party.signed_roster
-        return cls(roster, party.terms_with(roster))
 
 
 def adopt(party: Party, text: str) -> SignedRoster:

@@ -1,7 +1,7 @@
 """What parties must have in common, as fingerprints that can be compared: configuration, roster, versions.
 
 Parties tell each other these when they connect (`trilemma federation doctor`). They are believed for
-finding mistakes only: what protects a client is what it finds in its own folder (`Party.terms`).
+finding mistakes only: what protects a client is what it finds in its own folder (`Agreed.terms`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ party needs. `federation.toml` is the same everywhere and public. Every party re
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import stat
@@ -22,6 +20,7 @@ from pathlib import Path
 
 from trilemma.base.errors import UserError
 from trilemma.federation.identity.rosters import SignedRoster
+from trilemma.federation.party.agreed import Agreed
 from trilemma.federation.party.plain_files import ends
 from trilemma.federation.party.public_facts import PUBLIC, Federation
 from trilemma.privacy.secrets import Identity, Roster
@@ -112,35 +111,10 @@ class Party:
         return self._file(CONFIG)
 
     @property
-    def agreement(self) -> str:
-        """Digest of what a run is about, whoever takes part: configuration, `examples`, who is waited for."""
-        return _digest(self.config.read_bytes(), *self._facts)
-
-    @property
-    def terms(self) -> str:
-        """Digest of what all parties of an epoch must have agreed on: the agreement, and the roster."""
-        return self.terms_with(self.signed_roster)
-
-    def terms_with(self, roster: SignedRoster) -> str:
-        """Return the terms as they are with this roster: with what it says, whoever's hand wrote it down."""
-        return _digest(self.config.read_bytes(), roster.message, *self._facts)
-
-    @property
-    def _facts(self) -> tuple[bytes, ...]:
-        """What is agreed on of the public facts."""
-        facts = self.federation
-        records = json.dumps(facts.records, sort_keys=True)
-        return str(facts.examples).encode(), facts.timing.agreed, records.encode()
-
-    @property
-    def task_digest(self) -> str:
-        """Digest of the code of this party's own task; "" where it has none."""
-        return "" if self.task is None else task_digest(self.task)
-
-    @property
-    def plan(self) -> str:
-        """Digest of what an owner allows: the agreement, and the code that will run on the client's data."""
-        return hashlib.sha256(f"{self.agreement} {self.task_digest}".encode()).hexdigest()
+    def agreed(self) -> Agreed:
+        """What it has agreed on with the others, as its folder has it now."""
+        code = "" if self.task is None else task_digest(self.task)
+        return Agreed(self.config.read_bytes(), self.federation, self.signed_roster, code)
 
     @property
     def allowed(self) -> Path:
@@ -321,13 +295,6 @@ def metrics_port(party: Party, base: str | None) -> int | None:
     if not 1 <= port <= 65535:
         raise UserError(f"{METRICS} = {base!r}: allowed is a port, 1 to 65535")
     return port
-
-
-def _digest(*contents: bytes) -> str:
-    digest = hashlib.sha256()
-    for content in contents:
-        digest.update(len(content).to_bytes(8, "big") + content)
-    return digest.hexdigest()
 
 
 def parties(folder: Path) -> list[Party]:

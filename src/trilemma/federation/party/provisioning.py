@@ -83,7 +83,7 @@ def init(
             authority.keep(party.name, party.certificate.read_bytes())
         if federation.on_one_machine:  # whoever made it owns all of it, and means what it was made for
             for client in clients:
-                Permission().with_plan(client.plan).save(client.allowed)
+                Permission().with_plan(client.agreed.plan).save(client.allowed)
         return found
 
 

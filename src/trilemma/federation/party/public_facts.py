@@ -6,6 +6,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import tomli_w
@@ -112,13 +113,19 @@ class Federation:
     @classmethod
     def parse(cls, text: str) -> Federation:
         """Read the facts from TOML."""
-        try:
-            facts = tomllib.loads(text)
-            for kind, said in ((cls, facts), (Timing, facts.get("timing", {}))):
-                _check_names(kind, said)
-            return cls(**{**facts, "timing": Timing(**facts.get("timing", {}))})
-        except (AttributeError, TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"{PUBLIC} cannot be read: {error}") from None
+        return _parsed(text)
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str) -> Federation:
+    """Read the facts; the same ones are asked for with every question, and stay what they are."""
+    try:
+        facts = tomllib.loads(text)
+        for kind, said in ((Federation, facts), (Timing, facts.get("timing", {}))):
+            _check_names(kind, said)
+        return Federation(**{**facts, "timing": Timing(**facts.get("timing", {}))})
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{PUBLIC} cannot be read: {error}") from None
 
 
 def _check_names(kind: type[Federation] | type[Timing], said: Mapping[str, object]) -> None:

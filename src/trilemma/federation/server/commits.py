@@ -20,6 +20,7 @@ from pydantic import Field
 
 from trilemma.base import files
 from trilemma.base.errors import UserError
+from trilemma.federation.party.agreed import Agreed
 from trilemma.federation.party.layout import Party
 from trilemma.federation.party.plain_files import ends
 from trilemma.federation.protocol import events, kinds, wire
@@ -166,18 +167,18 @@ def result_of(path: Path, run: str) -> wire.Tensors:
     return tensors
 
 
-def check_began(server: Party, run: str, terms: str, plan: str) -> None:
+def check_began(agreed: Agreed, server: Path, run: str, terms: str, plan: str) -> None:
     """Refuse to take a run for one of what is in the server's folder now, where it began with something else.
 
     "": nothing says with what. A model of the same shape would be taken for another one.
     """
-    folder = repr(str(server.folder))
-    if terms not in ("", server.agreement):
+    folder = repr(str(server))
+    if terms not in ("", agreed.agreement):
         raise UserError(
             f"config.toml, `examples` or `slow_times` in federation.toml of {folder} are not those with "
             f"which run {run!r} began: put them back as they were, or choose a new name"
         )
-    if plan not in ("", server.plan):
+    if plan not in ("", agreed.plan):
         raise UserError(
             f"task.py in {folder} is not the one with which run {run!r} began: put it back as it was, or "
             "choose a new name"
@@ -271,7 +272,7 @@ class CommitLog:
 
     def check_began_with(self, server: Party) -> None:
         """Refuse a server's folder with another configuration or task now, or with another run's result."""
-        check_began(server, self.folder.name, *self._began())
+        check_began(server.agreed, server.folder, self.folder.name, *self._began())
         if self.result.is_file():
             result_of(self.result, self.folder.name)
 

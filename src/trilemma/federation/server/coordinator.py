@@ -17,7 +17,7 @@ import torch
 from trilemma.base import files
 from trilemma.base.records import Record, Scores
 from trilemma.base.stopwatch import Stopwatch
-from trilemma.federation.party.adoption import Agreed
+from trilemma.federation.party.agreed import Agreed
 from trilemma.federation.party.layout import Party
 from trilemma.federation.party.public_facts import Timing
 from trilemma.federation.party.task import PartyTask, load_task
@@ -74,12 +74,12 @@ class Coordinator:
         """Return the last commit, or make the one before the first round."""
         last = self.log.recover(self.say)
         if last is not None:
-            check_began(self.party, self.run, last.terms, last.plan)
+            check_began(self.agreed, self.party.folder, self.run, last.terms, last.plan)
             return last
         algorithm, key = self.task.resolved.algorithm, self.task.key.fold("init")
         beginning = algorithm.init(self.task.model, self.policy.everyone, key)
         server = self._shelf.kept(beginning.server)
-        terms, plan = self.party.agreement, self.party.plan
+        terms, plan = self.agreed.agreement, self.agreed.plan
         commit = Commit(self.run, terms, 0, None, beginning.broadcast, server, plan=plan)
         if self.task.config.run.returned != "last":
             commit = replace(commit, chosen={"params": beginning.broadcast["params"]})
@@ -113,10 +113,10 @@ class Coordinator:
 
         Looked at between two rounds. A round, and the joining of an epoch, are under one roster.
         """
-        here, agreed = replace(self, expelled=commit.expelled), Agreed.by(self.party)
+        here, agreed = replace(self, expelled=commit.expelled), self.party.agreed
         if agreed.roster == self.agreed.roster:
             return here
-        check_began(self.party, self.run, commit.terms, commit.plan)
+        check_began(agreed, self.party.folder, self.run, commit.terms, commit.plan)
         clients = list(agreed.roster.keys.members)
         self.say(events.ROSTER_ADOPTED(serial=agreed.roster.serial, clients=clients))
         return replace(here, agreed=agreed, task=load_task(self.party))
@@ -171,14 +171,7 @@ class Coordinator:
     def _joining(self) -> Joining:
         """How epochs begin."""
         return Joining(
-            self.run,
-            self.party,
-            self.agreed,
-            self.policy,
-            self.exchange,
-            self.clock,
-            self.say,
-            self.expelled,
+            self.run, self.party, self.agreed, self.policy, self.exchange, self.clock, self.say, self.expelled
         )
 
     def _in_epoch(self, commit: Commit, epoch: Epoch) -> Commit:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from trilemma.base.errors import PrivacyError
 from trilemma.federation.client.sessions import check_offer
-from trilemma.federation.party.adoption import Agreed
+from trilemma.federation.party.agreed import Agreed
 from trilemma.federation.party.layout import Party
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.confirmation import Confirmation, MemberList, Sighting, Witness

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trilemma.federation.party.adoption import Agreed
 from trilemma.federation.party.layout import Party
 from trilemma.federation.party.task import load_task
 from trilemma.federation.protocol.events import Say, silent
@@ -13,18 +12,14 @@ from trilemma.federation.server.exchange import Clock, Correspondence
 
 
 def open_run(
-    server: Party,
-    run: str,
-    transport: Transport,
-    say: Say = silent,
-    clock: Clock | None = None,
+    server: Party, run: str, transport: Transport, say: Say = silent, clock: Clock | None = None
 ) -> Coordinator:
     """Return the coordinator of the run `run`, a new one or one that stands somewhere; `go` runs it."""
     clock = clock or Clock()
     return Coordinator(
         run=run,
         party=server,
-        agreed=Agreed.by(server),
+        agreed=server.agreed,
         task=load_task(server),
         exchange=Correspondence(transport, server.federation.timing.poll, clock),
         log=CommitLog(server.run_folder(run)),
