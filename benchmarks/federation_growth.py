@@ -59,7 +59,7 @@ from trilemma.federation.protocol.transport import Reply
 from trilemma.federation.server import hearing
 from trilemma.federation.server.commits import Commit, CommitLog
 from trilemma.federation.server.coordinator import Coordinator
-from trilemma.federation.server.server import open_run
+from trilemma.federation.server.coordinator import open_run
 from trilemma.learning import MessageLayout, Part
 from trilemma.learning.messages import Asked, Parts
 from trilemma.learning.steps import gridded, privatise

@@ -28,9 +28,8 @@ from trilemma.federation.party.public_facts import Federation, Timing
 from trilemma.federation.party.task import load_task
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol.transport import FIRST_NODE, Reply
-from trilemma.federation.server.coordinator import Coordinator
+from trilemma.federation.server.coordinator import Coordinator, open_run
 from trilemma.federation.server.exchange import Clock
-from trilemma.federation.server.server import open_run
 from trilemma.learning.steps.gridded import GridCodec
 from trilemma.privacy.secrets import SecretNoise
 from trilemma.simulate import engine

@@ -41,7 +41,7 @@ from trilemma.base.errors import PrivacyError, UserError
 from trilemma.federation.identity.signed_files import canonical
 from trilemma.federation.party.layout import PROCESS, Party
 from trilemma.federation.processes.door import short
-from trilemma.federation.processes.telling import keep_log, telling
+from trilemma.federation.processes.logs import keep_log, listener
 from trilemma.federation.protocol.reasons import Refused, what_travels
 from trilemma.federation.protocol.transport import FIRST_NODE, Reply
 from trilemma.privacy.secrets import Identity, Roster, check_signature
@@ -78,11 +78,13 @@ server_app, client_app = ServerApp(), ClientApp()
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation's configuration, from where it stands."""
-    from trilemma.federation.server.server import open_run  # and torch, which a client's app can do without
+    from trilemma.federation.server.coordinator import (
+        open_run,  # and torch, which a client's app can do without
+    )
 
     party, run = Party.open(_folder(context.run_config)), str(context.run_config.get(RUN, "default"))
     carrier = OverGrid(grid, context.run_id, lambda: party.keys)
-    open_run(party, run, carrier, telling(party, run)).go()
+    open_run(party, run, carrier, listener(party, run)).go()
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ def serve(folder: Path) -> None:
     taken = UserError(f"{party.name}: another process works in {party.folder}")
     with files.locked(party.running / f"{PROCESS}.lock", taken), _socket(party) as path:
         keep_log(party)
-        node = Node(party, say=telling(party))
+        node = Node(party, say=listener(party))
         Path(path).unlink(missing_ok=True)  # whoever had it is gone
         with Listener(path, "AF_UNIX") as door:
             while True:

@@ -55,9 +55,9 @@ from trilemma.federation.protocol import confirmation, kinds, shelf, wire
 from trilemma.federation.protocol.epochs import Epoch, EpochsStopped
 from trilemma.federation.protocol.reasons import Refused
 from trilemma.federation.protocol.transport import Reply
-from trilemma.federation.server import commits, server
+from trilemma.federation.server import commits, coordinator
+from trilemma.federation.server.coordinator import open_run
 from trilemma.federation.server.exchange import Clock
-from trilemma.federation.server.server import open_run
 from trilemma.learning.defences.evidence import Expulsion
 from trilemma.learning.messages import Length, MessageLayout, MessageLengths, Messages, Part
 from trilemma.learning.protocol import Algorithm, ClientStep, ServerStep, Start
@@ -546,7 +546,7 @@ class World:
                 (Ledger, "_append", append),
                 (ledgers, "cost", price),
                 (node, "load_task", lambda party, **_: task),
-                (server, "load_task", lambda party, **_: task),
+                (coordinator, "load_task", lambda party, **_: task),
                 # For speed: one process needs no locks, and what nobody changes is read once.
                 (files, "locked", lambda path, refusal=None: nullcontext()),
                 (tomllib, "loads", _read_once(tomllib.loads)),

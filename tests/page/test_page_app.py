@@ -18,7 +18,7 @@ from trilemma.base.records import Record
 from trilemma.cli import app as command
 from trilemma.federation.operations import membership
 from trilemma.federation.party.layout import Party
-from trilemma.federation.processes.event_log import EventLog, events_file
+from trilemma.federation.processes.logs import EventLog, events_file
 from trilemma.federation.protocol.events import EPOCH_OPENED
 from trilemma.learning.defences.evidence import Expulsion
 from trilemma.privacy import Mechanism

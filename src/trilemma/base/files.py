@@ -10,6 +10,7 @@ import hashlib
 import mmap
 import os
 import pickle
+import stat
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -302,6 +303,19 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def ends(path: Path) -> bool:
+    """Tell a file, a folder or nothing from a pipe or a device, which whoever reads it may wait for.
+
+    >>> ends(Path("nowhere")), ends(Path("/dev/null"))
+    (True, False)
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def init_command(
     ] = False,
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
-    from trilemma.federation.operations import founding, pilot, supervision
+    from trilemma.federation.operations import bootstrap, pilot, supervision
     from trilemma.federation.party import addresses, public_facts
     from trilemma.federation.party.requests import Request
 
@@ -99,7 +99,7 @@ def init_command(
     if kubernetes:
         supervision.check_kubernetes(facts)
     if join:
-        server, written = founding.found(folder, facts, settings.toml(), asked, task, settings.plugins)
+        server, written = bootstrap.found(folder, facts, settings.toml(), asked, task, settings.plugins)
         if kubernetes:
             supervision.write_kubernetes([server])
         _say_founded(folder, server, written)

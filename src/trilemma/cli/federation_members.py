@@ -55,14 +55,14 @@ def install_command(
 ) -> None:
     """Install a bundle of the authority: a new client's certificate and roster, or newer ones."""
     from trilemma.federation.identity.certificates import fingerprint, valid_until
-    from trilemma.federation.operations import founding
+    from trilemma.federation.operations import bootstrap
     from trilemma.federation.party.bundles import Bundle
 
     found = Bundle.load(bundle)
-    first = founding.is_new(folder)
+    first = bootstrap.is_new(folder)
     if not first and (task is not None or budget is not None or plugin):
         raise UserError("--task, --plugin and --budget are for a new client; its folder is there already")
-    party, limit = founding.installed(folder, found, task, budget, plugin or [])
+    party, limit = bootstrap.installed(folder, found, task, budget, plugin or [])
     until = valid_until(party.certificate.read_bytes())
     say(f"{party.name}: certificate until {until:%Y-%m-%d}, roster {found.roster.serial}")
     if first:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from trilemma.base.errors import UserError, printable
+from trilemma.base.files import ends
 from trilemma.base.records import Record
 from trilemma.experiment.sweep import worded
 from trilemma.federation.party.layout import CONFIG, PARTY_NAME, party_folders
-from trilemma.federation.party.plain_files import ends
 from trilemma.federation.party.public_facts import PUBLIC
 from trilemma.report import run_metadata as reading
 from trilemma.report.run_metadata import RunMetadata

@@ -23,7 +23,7 @@ from trilemma.federation.party.layout import RUNNING, WITHOUT_FACTS, Party, part
 from trilemma.federation.party.public_facts import Timing
 from trilemma.federation.processes import groups as processes
 from trilemma.federation.processes.door import ask
-from trilemma.federation.processes.event_log import events_file, read_events
+from trilemma.federation.processes.logs import events_file, read_events
 from trilemma.federation.protocol.waiting import Waiting
 from trilemma.privacy.ledger.lines import Budget
 from trilemma.privacy.ledger.statement import Statement

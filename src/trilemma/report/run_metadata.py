@@ -22,7 +22,7 @@ from trilemma.base.files import readable
 from trilemma.base.records import OWN_SCORE, Record, Spread, Summary
 from trilemma.base.typed import Count, typed
 from trilemma.federation.party.layout import RUNNING
-from trilemma.federation.processes.event_log import events_file, read_events
+from trilemma.federation.processes.logs import events_file, read_events
 from trilemma.federation.protocol.events import RUN_FAILED
 from trilemma.federation.protocol.records import written_records
 

@@ -16,7 +16,7 @@ from malicious_server import Server, entries
 from federation_harness import INSTANT
 from trilemma import config as configurations
 from trilemma.base.errors import UserError
-from trilemma.federation.client import paid
+from trilemma.federation.client import rounds
 from trilemma.federation.client.journal import Journal
 from trilemma.federation.client.spending import write_budgets
 from trilemma.federation.party import provisioning
@@ -210,7 +210,7 @@ def test_a_log_that_cannot_be_written_stops_no_answer(tmp_path, monkeypatch):
     def broken(*said):
         raise OSError("no space left")
 
-    monkeypatch.setattr(paid, "note_down", broken)
+    monkeypatch.setattr(rounds, "note_down", broken)
     made = federation(tmp_path / "two", "nan", settings("safe-dshb", "user", f"algorithm.batch_size={ROWS}"))
     (made[1].folder / "record").touch()
     seen, spent = outside(made)

@@ -19,10 +19,10 @@ from trilemma.cli.federation import federation_app
 from trilemma.federation.client.node import Node
 from trilemma.federation.operations import membership
 from trilemma.federation.party.layout import parties
-from trilemma.federation.processes.event_log import EventLog, events_file
+from trilemma.federation.processes.logs import EventLog, events_file
 from trilemma.federation.protocol import wire
 from trilemma.federation.protocol.events import EPOCH_CALLED, RUN_FAILED
-from trilemma.federation.server.server import open_run
+from trilemma.federation.server.coordinator import open_run
 from trilemma.page import runs
 from trilemma.report.federations import standing
 from trilemma.report.run_metadata import deployed_metadata

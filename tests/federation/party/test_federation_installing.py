@@ -27,7 +27,7 @@ from trilemma.federation.identity import certificates
 from trilemma.federation.identity.authority import Authority
 from trilemma.federation.identity.rosters import SignedRoster
 from trilemma.federation.operations import checks, doctor, membership
-from trilemma.federation.operations.founding import installed, is_new
+from trilemma.federation.operations.bootstrap import installed, is_new
 from trilemma.federation.party import bundles
 from trilemma.federation.party.bundles import Bundle
 from trilemma.federation.party.facts import Facts

@@ -22,7 +22,7 @@ from trilemma.federation.identity import certificates
 from trilemma.federation.identity.authority import Authority
 from trilemma.federation.identity.rosters import RosterError
 from trilemma.federation.operations import checks, membership
-from trilemma.federation.operations.founding import installed
+from trilemma.federation.operations.bootstrap import installed
 from trilemma.federation.party import public_facts, requests
 from trilemma.federation.party.adoption import adopt, strangers
 from trilemma.federation.party.bundles import Bundle

@@ -13,10 +13,10 @@ from free_ports import free_ports
 from trilemma.base.errors import UserError
 from trilemma.federation.client.node import Node
 from trilemma.federation.party.layout import METRICS
-from trilemma.federation.processes.event_log import EventLog, events_file
+from trilemma.federation.processes.logs import EventLog, events_file
 from trilemma.federation.protocol import events
 from trilemma.federation.protocol.events import Say, to_all
-from trilemma.federation.server.server import open_run
+from trilemma.federation.server.coordinator import open_run
 
 CollectorRegistry = pytest.importorskip("prometheus_client").CollectorRegistry
 from trilemma.federation.processes import metrics  # noqa: E402

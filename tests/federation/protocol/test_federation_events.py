@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from federation_harness import PRIVATE, Direct, make, small_config
 from trilemma.federation.client.node import Node
-from trilemma.federation.processes import telling
-from trilemma.federation.processes.event_log import LARGEST_LOG, EventLog, events_file, read_events
+from trilemma.federation.processes import logs
+from trilemma.federation.processes.logs import LARGEST_LOG, EventLog, events_file, read_events
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.events import CATALOGUE, Event, Sort, UnknownEvent, without_quotes
 from trilemma.federation.protocol.reasons import Refused
-from trilemma.federation.server.server import open_run
+from trilemma.federation.server.coordinator import open_run
 
 CLIENTS = 3
 SAMPLES = {
@@ -119,7 +119,7 @@ def test_a_log_neither_grows_for_ever_nor_stops_anybody(tmp_path):
     assert read_events(nowhere.path) == []
 
 
-@pytest.mark.parametrize("module", ["processes.event_log", "operations.doctor"])
+@pytest.mark.parametrize("module", ["processes.logs", "operations.doctor"])
 def test_what_every_start_imports_needs_no_torch(module):
     """`up` has the doctor look at every client, and each process writes events: starting must stay cheap."""
     program = f"import sys, trilemma.federation.{module}; print('torch' in sys.modules)"
@@ -136,17 +136,17 @@ def test_the_catalogue_stands_in_the_documentation():
 
 def test_no_log_of_a_process_grows_for_ever(tmp_path, monkeypatch):
     """Much of it is about what others do: they could fill a disk."""
-    monkeypatch.setattr(telling, "LARGEST", 2000)
+    monkeypatch.setattr(logs, "LARGEST", 2000)
     party = make(tmp_path / "federation", 1, small_config(1, tolerate=0))[1]
     party.running.mkdir()
-    telling.keep_log(party)
+    logs.keep_log(party)
     try:
         for number in range(500):
-            telling.telling(party)(events.LINE(what=f"line {number}"))
+            logs.listener(party)(events.LINE(what=f"line {number}"))
     finally:
-        for handler in list(telling.log.handlers):
-            telling.log.removeHandler(handler)
+        for handler in list(logs.log.handlers):
+            logs.log.removeHandler(handler)
             handler.close()
-    logs = list(party.running.glob("process.log*"))
+    written = list(party.running.glob("process.log*"))
     assert "line 499" in party.process_log.read_text()
-    assert sum(one.stat().st_size for one in logs) < 2 * 2000
+    assert sum(one.stat().st_size for one in written) < 2 * 2000

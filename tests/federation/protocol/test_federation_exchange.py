@@ -13,8 +13,8 @@ from trilemma.federation.party.public_facts import Timing
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol.epochs import EpochsStopped
 from trilemma.federation.protocol.transport import Reply
+from trilemma.federation.server.coordinator import open_run
 from trilemma.federation.server.exchange import Correspondence, Patience
-from trilemma.federation.server.server import open_run
 
 
 @dataclass

@@ -21,9 +21,8 @@ from trilemma.base import files
 from trilemma.base.errors import UserError
 from trilemma.base.stopwatch import Stopwatch
 from trilemma.federation.client.journal import Journal
-from trilemma.federation.client.paid import uninterrupted
 from trilemma.federation.client.proposals import check_allowed, check_reach
-from trilemma.federation.client.rounds import Loaded, RunAnswers
+from trilemma.federation.client.rounds import Loaded, RunAnswers, uninterrupted
 from trilemma.federation.client.sessions import Session, WentBack
 from trilemma.federation.client.spending import least_members, ledger_position
 from trilemma.federation.party.adoption import adopt, counted_on

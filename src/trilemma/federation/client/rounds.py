@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import math
 import secrets as system
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,7 +33,6 @@ from trilemma.federation.client.journal import (
     what_to_do,
     what_to_tell,
 )
-from trilemma.federation.client.paid import tell_owner, uninterrupted
 from trilemma.federation.client.sessions import Session
 from trilemma.federation.client.spending import pay, pay_score
 from trilemma.federation.client.timed_noise import TimedNoise
@@ -36,11 +40,12 @@ from trilemma.federation.party.task import OneClient, PartyTask
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.admission import Described, check_broadcast, described, length_of
 from trilemma.federation.protocol.events import figures
-from trilemma.federation.protocol.reasons import Reason, Refused
+from trilemma.federation.protocol.reasons import Reason, Refused, note_down
 from trilemma.federation.protocol.wire import Whole
 from trilemma.federation.server.scoring import SHARE
 from trilemma.learning.protocol import ClientStep, Start, State
 from trilemma.learning.steps import total
+from trilemma.learning.steps.total import Failures
 from trilemma.privacy.secrets import SecretNoise
 from trilemma.privacy.types import NoiseSource
 
@@ -184,6 +189,42 @@ class RunAnswers:
         tell_owner(party.log, f"the evaluation after round {round_} of run {run!r}", failures)
         self.say(events.SCORE_TOLD(**about, epsilon=figures(epsilon)))
         return wire.dumps(header, told)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off signals that this process answers by raising something, until the end.
+
+    What is raised meanwhile then comes from a task's own code, and counts as its failure. Signals reach a
+    process's first thread only.
+    """
+    before: dict[signal.Signals, Callable[[int, FrameType | None], object]] = {}
+    came: list[int] = []
+
+    def later(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(one)
+            if callable(handler):
+                before[one] = handler
+                signal.signal(one, later)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    if came:
+        signal.raise_signal(came[0])
+
+
+def tell_owner(log: Path, what: str, failures: Failures) -> None:
+    """Write into a client's own log, and nowhere else, how much of its data counted as zero, and why."""
+    if failures.why:
+        count = int(failures.counts.sum())
+        with suppress(Exception):  # nor may this be what others see
+            note_down(log, f"{what}: {count} times something counted as zero, first for this: {failures.why}")
 
 
 def _number(value: Any) -> float | None:

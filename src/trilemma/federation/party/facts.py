@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trilemma.base.errors import UserError
+from trilemma.base.files import ends
 from trilemma.federation.identity.signed_files import canonical
-from trilemma.federation.party.plain_files import ends
 
 if TYPE_CHECKING:
     from trilemma.federation.party.layout import Party

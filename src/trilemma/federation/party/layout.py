@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trilemma.base.errors import UserError
+from trilemma.base.files import ends
 from trilemma.federation.identity.rosters import SignedRoster
 from trilemma.federation.party.agreed import Agreed
-from trilemma.federation.party.plain_files import ends
 from trilemma.federation.party.public_facts import PUBLIC, Federation
 from trilemma.privacy.secrets import Identity, Roster
 from trilemma.task.file import task_digest

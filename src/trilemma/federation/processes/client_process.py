@@ -15,7 +15,7 @@ from trilemma.federation.carriers.grpc.credentials import Tls
 from trilemma.federation.carriers.grpc.transfers import Arrived
 from trilemma.federation.party.facts import Facts
 from trilemma.federation.party.layout import Party
-from trilemma.federation.processes.telling import telling
+from trilemma.federation.processes.logs import listener
 from trilemma.federation.protocol import events
 from trilemma.federation.protocol.events import without_quotes
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def serve(party: Party, stop: threading.Event) -> None:
     """Answer for a client until told to stop."""
-    say = telling(party)
+    say = listener(party)
 
     @cache
     def node() -> Node:

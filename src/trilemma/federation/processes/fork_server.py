@@ -36,7 +36,7 @@ IMPORTED = (
     "trilemma.federation.processes.client_process",
     "trilemma.federation.processes.server_process",
     "trilemma.federation.client.node",
-    "trilemma.federation.server.server",
+    "trilemma.federation.server.coordinator",
     "grpc.experimental",
     "numpy.random",
     "scipy.special",

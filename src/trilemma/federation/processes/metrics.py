@@ -20,7 +20,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from trilemma.federation.party.layout import Party, metrics_port
-from trilemma.federation.processes.event_log import events_file, read_events
+from trilemma.federation.processes.logs import events_file, read_events
 from trilemma.federation.protocol.events import Event, Say
 
 log = logging.getLogger("trilemma")

@@ -20,7 +20,7 @@ from trilemma.base.errors import UserError
 from trilemma.base.version import VERSION
 from trilemma.federation.party.layout import PROCESS, Party
 from trilemma.federation.processes import groups as processes
-from trilemma.federation.processes.telling import keep_log, log, telling
+from trilemma.federation.processes.logs import keep_log, listener, log
 from trilemma.federation.protocol import events
 
 
@@ -39,7 +39,7 @@ def work(folder: Path) -> None:
         processes.remember(own, party.running)
         try:
             keep_log(party)
-            telling(party)(events.PARTY_STARTED(party=party.name, version=VERSION))
+            listener(party)(events.PARTY_STARTED(party=party.name, version=VERSION))
             _become(party, stop)
         except Exception as error:
             log.error("%s", error, exc_info=None if isinstance(error, UserError) else error)

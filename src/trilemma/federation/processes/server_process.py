@@ -19,7 +19,7 @@ from trilemma.federation.party.addresses import address_of
 from trilemma.federation.party.facts import Facts
 from trilemma.federation.party.layout import Party
 from trilemma.federation.processes.door import Door
-from trilemma.federation.processes.telling import log, telling
+from trilemma.federation.processes.logs import listener, log
 from trilemma.federation.protocol import events
 from trilemma.federation.protocol.events import Event
 from trilemma.federation.protocol.reasons import Reason, reason_for
@@ -164,7 +164,7 @@ class Server:
             state = STOPPED
         except Exception as error:
             log.error("run %r failed", run.name, exc_info=error)
-            telling(self.party, run.name)(events.RUN_FAILED(error=type(error).__name__))
+            listener(self.party, run.name)(events.RUN_FAILED(error=type(error).__name__))
             state, reason = FAILED, what_an_operator_reads(error)
         with self._changed:
             run.state, run.reason = state, reason
@@ -172,7 +172,7 @@ class Server:
 
     def _coordinate(self, run: Run) -> None:
         """Run the federation's configuration to its end."""
-        from trilemma.federation.server.server import open_run  # and torch, when a run begins
+        from trilemma.federation.server.coordinator import open_run  # and torch, when a run begins
 
         clock = Clock(sleep=partial(self._pause, run))
         coordinator = open_run(self.party, run.name, self.carrier, partial(self._say, run), clock)
@@ -188,7 +188,7 @@ class Server:
             raise EndsError
 
     def _say(self, run: Run, event: Event) -> None:
-        telling(self.party, run.name)(event)
+        listener(self.party, run.name)(event)
         if event.code == events.ROUND_COMMITTED.code:
             with self._changed:
                 self._commits += 1
@@ -197,7 +197,7 @@ class Server:
 
 def serve(party: Party, stop: threading.Event) -> None:
     """Be the server until told to stop."""
-    federation, say = party.federation, telling(party)
+    federation, say = party.federation, listener(party)
     listen = (federation.listen or federation.host, federation.port)
     tls = Tls(party.certificate, party.certificate_key, party.authority)
     spool, facts = party.state / "arriving", lambda: Facts.of(party).text

@@ -20,9 +20,9 @@ from pydantic import Field
 
 from trilemma.base import files
 from trilemma.base.errors import UserError
+from trilemma.base.files import ends
 from trilemma.federation.party.agreed import Agreed
 from trilemma.federation.party.layout import Party
-from trilemma.federation.party.plain_files import ends
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.epochs import Epoch
 from trilemma.federation.protocol.expulsions import AnnouncedExpulsion

@@ -26,6 +26,7 @@ from trilemma.federation.protocol.epochs import Attendance, Epoch, Policy, check
 from trilemma.federation.protocol.events import figures
 from trilemma.federation.protocol.expulsions import AnnouncedExpulsion, clients_of
 from trilemma.federation.protocol.shelf import Shelf
+from trilemma.federation.protocol.transport import Transport
 from trilemma.federation.protocol.waiting import USUAL, Waiting, slow_ones, usual
 from trilemma.federation.server.commits import Commit, CommitLog, check_began
 from trilemma.federation.server.exchange import Clock, Correspondence
@@ -369,6 +370,23 @@ class Coordinator:
         nodes = {node: client for node, client in present.items() if client in self.policy.everyone}
         self.exchange.ask(dict.fromkeys(nodes, block), self._hearing.patience(commit, nodes))
         self.say(events.RUN_FINISHED(run=self.run, rounds=commit.rounds))
+
+
+def open_run(
+    server: Party, run: str, transport: Transport, say: events.Say = events.silent, clock: Clock | None = None
+) -> Coordinator:
+    """Return the coordinator of the run `run`, a new one or one that stands somewhere; `go` runs it."""
+    clock = clock or Clock()
+    return Coordinator(
+        run=run,
+        party=server,
+        agreed=server.agreed,
+        task=load_task(server),
+        exchange=Correspondence(transport, server.federation.timing.poll, clock),
+        log=CommitLog(server.run_folder(run)),
+        say=say,
+        clock=clock,
+    )
 
 
 def committed(record: Record) -> events.Event:
