@@ -60,12 +60,68 @@ class Reproducible:
     batches: int = field(repr=False)
 
 
+class _Place:
+    """Where one of a party's files is; `checked`, so that it is no pipe or device, which may never end."""
+
+    def __init__(self, *parts: str, checked: bool = True) -> None:
+        self._parts, self._checked = parts, checked
+
+    def __get__(self, party: Party, owner: type[Party]) -> Path:
+        if party is None:
+            raise AttributeError("a party has places, not their kind")
+        path = party.folder.joinpath(*self._parts)
+        if self._checked and not ends(path):
+            raise UserError(f"{path} is no file: delete it, and bring back what was there")
+        return path
+
+
 @dataclass(frozen=True)
 class Party:
     """One party's folder. `client` is None for the server."""
 
     folder: Path
     client: int | None
+
+    config = _Place(CONFIG)
+    """This party's copy of the run configuration."""
+    allowed = _Place("allowed.toml")
+    """What this client's owner allows."""
+    authority = _Place("tls", "ca.crt")
+    """The CA certificate: a client's only trusted root."""
+    roster = _Place("roster.json")
+    """Who is in the federation, signed by its authority."""
+    known = _Place("known.json")
+    """The identities this client counts on, whoever else is on the roster: its owner's list."""
+    installing = _Place("installing.json")
+    """The bundle that is being installed: there while not all of it is in its place."""
+    installed = _Place("memory", "bundle")
+    """Which bundle was installed last."""
+    identity = _Place("secrets", "identity.key")
+    """A client's Ed25519 identity key."""
+    budget = _Place("budget.toml")
+    """A client's own limit on what it spends, over all runs."""
+    ledger = _Place("state", "ledger")
+    """What a client has released and what it has cost."""
+    ledger_head = _Place("memory", "ledger-head")
+    """How far the ledger had come, a second time: `state/` may be deleted, or an old copy put back."""
+    ledgers_seen = _Place("memory", "ledgers-seen")
+    """How far everybody else's ledger had come when this party last saw it."""
+    _server_crt, _server_key = _Place("tls", "server.crt"), _Place("secrets", "server.key")
+    _client_crt, _client_key = _Place("tls", "client.crt"), _Place("secrets", "client.key")
+    proposals = _Place("proposals", checked=False)
+    """What was proposed to this client and not allowed."""
+    state = _Place("state", checked=False)
+    """What must survive a crash."""
+    lock = _Place("lock", checked=False)
+    """Held by whoever answers for this party: one at a time, whatever processes there are."""
+    running = _Place(RUNNING, checked=False)
+    """Records and logs of this party's processes."""
+    log = _Place(RUNNING, "node.log", checked=False)
+    """What a client does not tell the server: why it refused, in full."""
+    ready = _Place(RUNNING, "ready", checked=False)
+    """There while this party's process is, from when it has all it needs."""
+    process_log = _Place(RUNNING, f"{PROCESS}.log", checked=False)
+    """What this party's process says."""
 
     @classmethod
     def open(cls, folder: Path) -> Party:
@@ -93,22 +149,10 @@ class Party:
         """`server` or `client-i`."""
         return "server" if self.client is None else f"client-{self.client}"
 
-    def _file(self, *parts: str) -> Path:
-        """Return where one of this party's files is; refuse a pipe or a device, which may never end."""
-        path = self.folder.joinpath(*parts)
-        if not ends(path):
-            raise UserError(f"{path} is no file: delete it, and bring back what was there")
-        return path
-
     @property
     def federation(self) -> Federation:
         """The public facts, as this party has them."""
         return Federation.parse((self.folder / PUBLIC).read_text(errors="replace"))
-
-    @property
-    def config(self) -> Path:
-        """This party's copy of the run configuration."""
-        return self._file(CONFIG)
 
     @property
     def agreed(self) -> Agreed:
@@ -117,54 +161,19 @@ class Party:
         return Agreed(self.config.read_bytes(), self.federation, self.signed_roster, code)
 
     @property
-    def allowed(self) -> Path:
-        """What this client's owner allows."""
-        return self._file("allowed.toml")
-
-    @property
-    def proposals(self) -> Path:
-        """What was proposed to this client and not allowed."""
-        return self.folder / "proposals"
-
-    @property
-    def authority(self) -> Path:
-        """The CA certificate: a client's only trusted root."""
-        return self._file("tls", "ca.crt")
-
-    @property
     def certificate(self) -> Path:
         """The certificate this party shows to others."""
-        return self._file("tls", "server.crt" if self.client is None else "client.crt")
+        return self._server_crt if self.client is None else self._client_crt
 
     @property
     def certificate_key(self) -> Path:
         """The private key of this party's certificate."""
-        return self._file("secrets", "server.key" if self.client is None else "client.key")
-
-    @property
-    def roster(self) -> Path:
-        """Who is in the federation, signed by its authority."""
-        return self._file("roster.json")
+        return self._server_key if self.client is None else self._client_key
 
     @property
     def signed_roster(self) -> SignedRoster:
         """The roster in force here."""
         return SignedRoster.load(self.roster, self.authority)
-
-    @property
-    def known(self) -> Path:
-        """The identities this client counts on, whoever else is on the roster: its owner's list."""
-        return self._file("known.json")
-
-    @property
-    def installing(self) -> Path:
-        """The bundle that is being installed: there while not all of it is in its place."""
-        return self._file("installing.json")
-
-    @property
-    def installed(self) -> Path:
-        """Which bundle was installed last."""
-        return self._file("memory", "bundle")
 
     @property
     def keys(self) -> Roster:
@@ -175,11 +184,6 @@ class Party:
     def removed(self) -> bool:
         """Whether this client was removed, as far as its own roster says."""
         return self.client is not None and self.roster.is_file() and self.client in self.keys.removed
-
-    @property
-    def identity(self) -> Path:
-        """A client's Ed25519 identity key."""
-        return self._file("secrets", "identity.key")
 
     @property
     def reproducible(self) -> Reproducible | None:
@@ -213,40 +217,10 @@ class Party:
         _ = self.reproducible  # refused in a real run
 
     @property
-    def budget(self) -> Path:
-        """A client's own limit on what it spends, over all runs."""
-        return self._file("budget.toml")
-
-    @property
     def task(self) -> Path | None:
         """The party's own model and data, where it brings them."""
         path = self.folder / TASK
         return path if path.is_file() else None
-
-    @property
-    def state(self) -> Path:
-        """What must survive a crash."""
-        return self.folder / "state"
-
-    @property
-    def ledger(self) -> Path:
-        """What a client has released and what it has cost."""
-        return self._file("state", "ledger")
-
-    @property
-    def ledger_head(self) -> Path:
-        """How far the ledger had come, a second time: `state/` may be deleted, or an old copy put back."""
-        return self._file("memory", "ledger-head")
-
-    @property
-    def ledgers_seen(self) -> Path:
-        """How far everybody else's ledger had come when this party last saw it."""
-        return self._file("memory", "ledgers-seen")
-
-    @property
-    def lock(self) -> Path:
-        """Held by whoever answers for this party: one at a time, whatever processes there are."""
-        return self.folder / "lock"
 
     def run_folder(self, run: str) -> Path:
         """Return where the memory of a run is kept. The name may come from a stranger: it stays a name.
@@ -258,26 +232,6 @@ class Party:
         if not RUN_NAME.fullmatch(run):
             raise UserError(f"{run!r} is no name for a run; allowed: letters, digits, . _ -, at most 64")
         return self.state / "runs" / run
-
-    @property
-    def running(self) -> Path:
-        """Records and logs of this party's processes."""
-        return self.folder / RUNNING
-
-    @property
-    def log(self) -> Path:
-        """What a client does not tell the server: why it refused, in full."""
-        return self.running / "node.log"
-
-    @property
-    def ready(self) -> Path:
-        """There while this party's process is, from when it has all it needs."""
-        return self.running / "ready"
-
-    @property
-    def process_log(self) -> Path:
-        """What this party's process says."""
-        return self.running / f"{PROCESS}.log"
 
 
 def metrics_port(party: Party, base: str | None) -> int | None:
