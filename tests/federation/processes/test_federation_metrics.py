@@ -100,7 +100,7 @@ def test_what_was_spent_is_told_by_its_owner_alone_and_on_loopback_alone(federat
 
 def test_expelled_clients_are_counted():
     registry = CollectorRegistry()
-    server = metrics.ServerMetrics(registry)
+    server = metrics.Counts(metrics.SERVER, registry)
     event = events.CLIENT_EXPELLED(round=3, client=1, test="length", figures={"statistic": 9.0})
     server.count(event.code, "monday", event.facts)
     assert registry.get_sample_value("trilemma_expelled_total", {"run": "monday"}) == 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Self
 
 from trilemma.federation.party import sealed_files
 from trilemma.federation.protocol import kinds, wire
@@ -17,12 +18,19 @@ from trilemma.federation.protocol.reasons import Reason, Refused
 from trilemma.federation.server.commits import part_of
 
 
-class _EntryHeader(kinds.Header):
-    kind = "journal"
+class _Written(kinds.Header):
     run: str
     epoch: int
     round: int
     asked: str
+
+    @classmethod
+    def of(cls, entry: JournalEntry | ToldScore) -> Self:
+        return cls(**{name: getattr(entry, name) for name in cls.model_fields})
+
+
+class _EntryHeader(_Written):
+    kind = "journal"
     inquired: str = ""
 
 
@@ -108,12 +116,8 @@ def what_to_tell(entry: JournalEntry | None, inquire: kinds.Inquire, asked: str)
     return replace(entry, inquired=asked)
 
 
-class _ScoreHeader(kinds.Header):
+class _ScoreHeader(_Written):
     kind = "score"
-    run: str
-    epoch: int
-    round: int
-    asked: str
 
 
 @dataclass(frozen=True)
@@ -164,21 +168,18 @@ class Scores:
         found = sealed_files.read(self._file, _ScoreHeader) if self._file.is_file() else None
         if found is None:
             return None
-        header, tensors = found
-        return ToldScore(header.run, header.epoch, header.round, header.asked, tensors)
+        return ToldScore(**found[0].model_dump(), told=found[1])
 
     def write(self, score: ToldScore) -> None:
         """Replace the last one; on disk when this returns."""
-        header = _ScoreHeader(run=score.run, epoch=score.epoch, round=score.round, asked=score.asked)
-        sealed_files.write(self._file, header, score.told)
+        sealed_files.write(self._file, _ScoreHeader.of(score), score.told)
 
 
 def _entry(header: _EntryHeader, tensors: wire.Tensors) -> JournalEntry:
     """Return the entry that a file holds."""
-    sent, before, after = (part_of(name, tensors) for name in ("sent", "before", "after"))
-    return JournalEntry(
-        header.run, header.epoch, header.round, header.asked, sent, before, after, header.inquired
-    )
+    about: dict[str, Any] = {**header.model_dump()}
+    about |= {name: part_of(name, tensors) for name in ("sent", "before", "after")}
+    return JournalEntry(**about)
 
 
 class Journal:
@@ -207,14 +208,12 @@ class Journal:
 
     def write(self, entry: JournalEntry) -> JournalEntry:
         """Replace the last entry, on disk when this returns; return it as it lies there, where it is long."""
-        header = _EntryHeader(
-            run=entry.run, epoch=entry.epoch, round=entry.round, asked=entry.asked, inquired=entry.inquired
-        )
         # What was sent may be bytes of any number; behind it numbers could not be read where they lie.
-        tensors = {f"before/{name}": tensor for name, tensor in entry.before.items()}
-        tensors |= {f"after/{name}": tensor for name, tensor in entry.after.items()}
-        tensors |= {f"sent/{name}": tensor for name, tensor in entry.sent.items()}
-        sealed_files.write(self._file, header, tensors)
+        parts = {"before": entry.before, "after": entry.after, "sent": entry.sent}
+        tensors = {
+            f"{part}/{name}": tensor for part, found in parts.items() for name, tensor in found.items()
+        }
+        sealed_files.write(self._file, _EntryHeader.of(entry), tensors)
         if sealed_files.is_long(self._file):  # the file's pages will do
             entry = _entry(*sealed_files.written(self._file, _EntryHeader))
         self._last, self._version = entry, self._on_disk()

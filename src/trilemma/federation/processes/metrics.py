@@ -14,7 +14,8 @@ import contextlib
 import logging
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -26,92 +27,83 @@ from trilemma.federation.protocol.events import Event, Say
 log = logging.getLogger("trilemma")
 
 
-class ServerMetrics:
-    """What the server's events count."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, meaning: str, *labels: str) -> Counter:
-            return Counter(f"trilemma_{name}", meaning, ["run", *labels], registry=registry)
-
-        def gauge(name: str, meaning: str, *labels: str) -> Gauge:
-            return Gauge(f"trilemma_{name}", meaning, ["run", *labels], registry=registry)
-
-        self.rounds = counter("rounds", "rounds committed")
-        self.repeated = counter("rounds_repeated", "rounds asked again")
-        self.failed = counter("rounds_failed", "rounds given up in an epoch")
-        self.seconds = counter("stage_seconds", "seconds spent in a stage of rounds", "stage")
-        self.bytes = counter("message_bytes", "bytes of admitted messages")
-        self.rejected = counter("rejected", "answers turned away")
-        self.refused = counter("not_joined", "refusals to join an epoch")
-        self.expelled = counter("expelled", "clients expelled for good")
-        self.round = gauge("round", "the newest round that is committed")
-        self.epoch = gauge("epoch", "the newest epoch")
-        self.joined = gauge("clients_joined", "members of the newest epoch")
-        self.clients = gauge("clients", "clients in the newest round: present, absent, rejected", "state")
-        self.score = gauge("score", "scores on the server's test set, or on clients' own examples", "metric")
-
-    def count(self, code: str, run: str, facts: Mapping[str, Any]) -> None:
-        """Count an event of a run."""
-        match code:
-            case "epoch-called":
-                self.epoch.labels(run).set(facts["epoch"])
-            case "epoch-opened":
-                self.joined.labels(run).set(len(facts["clients"]))
-            case "client-refused":
-                self.refused.labels(run).inc()
-            case "client-expelled":
-                self.expelled.labels(run).inc()
-            case "reply-rejected":
-                self.rejected.labels(run).inc()
-            case "round-repeated":
-                self.repeated.labels(run).inc()
-            case "round-failed":
-                self.failed.labels(run).inc()
-            case "round-committed":
-                self.rounds.labels(run).inc()
-                self.round.labels(run).set(facts["round"])
-                self.bytes.labels(run).inc(facts["bytes"])
-                for stage, seconds in facts["seconds"].items():
-                    self.seconds.labels(run, stage).inc(max(0.0, seconds))
-                for state, who in (("present", "heard"), ("absent", "absent"), ("rejected", "rejected")):
-                    self.clients.labels(run, state).set(len(set(facts[who])))
-                for name, score in facts["scores"].items():
-                    self.score.labels(run, name).set(score)
+Facts = Mapping[str, Any]
+STATES = ("heard", "absent", "rejected")
 
 
-class ClientMetrics:
-    """What a client's events count; no loss of its is among them."""
+@dataclass(frozen=True)
+class Metric:
+    """What is counted of events of these codes: a number, or one for each value of the label `by`.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.rounds = Counter("trilemma_client_rounds", "rounds answered", ["run"], registry=registry)
-        self.again = Counter("trilemma_client_repeats", "answers given once more", ["run"], registry=registry)
-        self.seconds = Counter(
-            "trilemma_client_stage_seconds", "seconds spent in a stage", ["run", "stage"], registry=registry
-        )
-        self.bytes = Counter("trilemma_client_bytes", "bytes of answers", ["run"], registry=registry)
-        self.refused = Counter("trilemma_client_refusals", "blocks refused", ["reason"], registry=registry)
-        self.epsilon = Gauge("trilemma_client_epsilon", "ε so far", ["accountant"], registry=registry)
-        self.epoch = Gauge("trilemma_client_epoch", "the newest epoch joined", ["run"], registry=registry)
+    `apart`: for each run.
+    """
 
-    def count(self, code: str, run: str, facts: Mapping[str, Any]) -> None:
+    name: str
+    events: str
+    kind: type[Counter] | type[Gauge]
+    meaning: str
+    of: Callable[[Facts], float | Mapping[str, float]] = lambda facts: 1.0
+    by: str = ""
+    apart: bool = True
+
+
+# fmt: off
+SERVER = (
+    Metric("rounds", "round-committed", Counter, "rounds committed"),
+    Metric("rounds_repeated", "round-repeated", Counter, "rounds asked again"),
+    Metric("rounds_failed", "round-failed", Counter, "rounds given up in an epoch"),
+    Metric("stage_seconds", "round-committed", Counter, "seconds spent in a stage of rounds",
+        lambda facts: facts["seconds"], "stage"),
+    Metric("message_bytes", "round-committed", Counter, "bytes of messages", lambda facts: facts["bytes"]),
+    Metric("rejected", "reply-rejected", Counter, "answers turned away"),
+    Metric("not_joined", "client-refused", Counter, "refusals to join an epoch"),
+    Metric("expelled", "client-expelled", Counter, "clients expelled for good"),
+    Metric("round", "round-committed", Gauge, "the newest round committed", lambda facts: facts["round"]),
+    Metric("epoch", "epoch-called", Gauge, "the newest epoch", lambda facts: facts["epoch"]),
+    Metric("clients_joined", "epoch-opened", Gauge, "members of the newest epoch",
+        lambda facts: len(facts["clients"])),
+    Metric("clients", "round-committed", Gauge, "clients in the newest round: present, absent, rejected",
+        lambda facts: {one.replace("heard", "present"): len(set(facts[one])) for one in STATES}, "state"),
+    Metric("score", "round-committed", Gauge, "scores on the server's test set, or on clients' own examples",
+        lambda facts: facts["scores"], "metric"),
+)
+CLIENT = (  # no loss of a client's is among them
+    Metric("client_rounds", "round-answered", Counter, "rounds answered"),
+    Metric("client_repeats", "answer-repeated", Counter, "answers given once more"),
+    Metric("client_stage_seconds", "round-answered", Counter, "seconds spent in a stage",
+        lambda facts: facts["seconds"], "stage"),
+    Metric("client_bytes", "round-answered", Counter, "bytes of answers", lambda facts: facts["bytes"]),
+    Metric("client_refusals", "refused", Counter, "blocks refused",
+        lambda facts: {facts["reason"]: 1.0}, "reason", apart=False),
+    Metric("client_epsilon", "round-answered score-told", Gauge, "ε so far",
+        lambda facts: facts["epsilon"], "accountant", apart=False),
+    Metric("client_epoch", "epoch-joined", Gauge, "the newest epoch joined", lambda facts: facts["epoch"]),
+)
+# fmt: on
+
+
+class Counts:
+    """The metrics of a table, as far as they have been counted."""
+
+    def __init__(self, table: Sequence[Metric], registry: CollectorRegistry) -> None:
+        labels = [[*(["run"] if one.apart else []), *([one.by] if one.by else [])] for one in table]
+        self._kept = [
+            (one, one.kind(f"trilemma_{one.name}", one.meaning, by, registry=registry))
+            for one, by in zip(table, labels, strict=True)
+        ]
+
+    def count(self, code: str, run: str, facts: Facts) -> None:
         """Count an event."""
-        match code:
-            case "epoch-joined":
-                self.epoch.labels(run).set(facts["epoch"])
-            case "round-answered":
-                self.rounds.labels(run).inc()
-                self.bytes.labels(run).inc(facts["bytes"])
-                for stage, seconds in facts["seconds"].items():
-                    self.seconds.labels(run, stage).inc(max(0.0, seconds))
-                for accountant, epsilon in facts["epsilon"].items():
-                    self.epsilon.labels(accountant).set(epsilon)
-            case "score-told":
-                for accountant, epsilon in facts["epsilon"].items():
-                    self.epsilon.labels(accountant).set(epsilon)
-            case "answer-repeated":
-                self.again.labels(run).inc()
-            case "refused":
-                self.refused.labels(facts["reason"]).inc()
+        for one, kept in self._kept:
+            if code not in one.events.split():
+                continue
+            found = one.of(facts)
+            for label, number in found.items() if isinstance(found, Mapping) else [("", found)]:
+                place = kept.labels(*([run] if one.apart else []), *([label] if one.by else []))
+                if isinstance(place, Counter):
+                    place.inc(max(0.0, number))
+                else:
+                    place.set(number)
 
 
 class Metrics:
@@ -129,7 +121,7 @@ class Metrics:
     def __init__(self, party: Party) -> None:
         self.registry = CollectorRegistry()
         server = party.client is None
-        self._counts = ServerMetrics(self.registry) if server else ClientMetrics(self.registry)
+        self._counts = Counts(SERVER if server else CLIENT, self.registry)
         if not server:
             _budget(party, self.registry)
         for line in read_events(events_file(party.running)):
