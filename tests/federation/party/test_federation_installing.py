@@ -257,7 +257,7 @@ def test_terms_are_what_the_roster_says_and_not_its_bytes(pilot, tmp_path):
     assert text != client.roster.read_text()
     client.roster.write_text(text)
     assert SignedRoster.read(text, client.authority.read_bytes()) == roster
-    assert client.agreed.terms == terms == server.terms
+    assert client.agreed.terms == terms == server.agreed.terms
     assert Facts.of(client) == facts
     runner, said = coordinator(everyone, Direct(everyone))
     server.roster.write_text(otherwise_signed(server.roster.read_text()))

@@ -91,7 +91,7 @@ def deployed(tmp_path_factory):
         transport = Lying(parties, config, careless_from(CARELESS))
         told = {party.client: [] for party in parties[1:]}
         for client, node in transport.clients.items():
-            transport.clients[client] = replace(node, say=told[client].append)
+            node.say = told[client].append
         runner, said = coordinator(parties, transport)
         runner.go()
     return parties, config, transport, runner, said, told
