@@ -29,7 +29,7 @@ from trilemma.experiment.resolve import Resolved
 from trilemma.federation.party.facts import installed
 from trilemma.federation.party.layout import Party, parties
 from trilemma.federation.party.task import load_task
-from trilemma.federation.processes.event_log import events_file
+from trilemma.federation.processes.logs import events_file
 from trilemma.federation.server.transcript import Transcript
 from trilemma.learning.defences.evidence import hidden_shift
 from trilemma.models.types import Model

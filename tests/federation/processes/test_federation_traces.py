@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trilemma.federation.processes.event_log import EventLog
+from trilemma.federation.processes.logs import EventLog
 from trilemma.federation.processes.traces import Traces
 from trilemma.federation.protocol import events
 from trilemma.federation.protocol.event_schema import schema, text

@@ -44,7 +44,7 @@ def configure(folder: Path, config: Config) -> list[Party]:
     if found[0].federation.on_one_machine:
         for party in found:
             if party.client is not None:
-                amend(party.allowed, methodcaller("with_plan", party.plan))
+                amend(party.allowed, methodcaller("with_plan", party.agreed.plan))
     return found
 
 

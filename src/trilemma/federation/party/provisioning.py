@@ -1,6 +1,6 @@
 """How a federation's folders are made: keys, certificates, the first roster, and whom a client counts on.
 
-`init` makes all of them at once, for a pilot or by somebody all parties trust; `founding`, `bundles` and
+`init` makes all of them at once, for a pilot or by somebody all parties trust; `bootstrap`, `bundles` and
 `membership` make one at a time from the same pieces. What lies where is `layout`'s to say.
 """
 
