@@ -58,8 +58,7 @@ from trilemma.federation.protocol.shelf import Shelf
 from trilemma.federation.protocol.transport import Reply
 from trilemma.federation.server import hearing
 from trilemma.federation.server.commits import Commit, CommitLog
-from trilemma.federation.server.coordinator import Coordinator
-from trilemma.federation.server.coordinator import open_run
+from trilemma.federation.server.coordinator import Coordinator, open_run
 from trilemma.learning import MessageLayout, Part
 from trilemma.learning.messages import Asked, Parts
 from trilemma.learning.steps import gridded, privatise
