@@ -29,9 +29,9 @@ from trilemma.privacy import (
     SimulatedNoise,
     Threat,
     calibrate,
-    composed_epsilon,
 )
 from trilemma.privacy.accounting.calibration import required_multiplier
+from trilemma.privacy.accounting.spending import composed_epsilon
 from trilemma.privacy.noise.grid import Grid
 from turns import take_turns
 

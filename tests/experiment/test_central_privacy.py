@@ -10,7 +10,8 @@ import pytest
 from trilemma import config
 from trilemma.base.errors import PrivacyError
 from trilemma.experiment.resolve import resolve
-from trilemma.privacy import Mechanism, composed_epsilon, spent
+from trilemma.privacy import Mechanism, spent
+from trilemma.privacy.accounting.spending import composed_epsilon
 
 CLIENTS, ROUNDS, DELTA = 5, 12, 1e-5
 

@@ -20,13 +20,13 @@ from trilemma.privacy import (
     Sampling,
     Threat,
     certified_curve,
-    composed_epsilon,
     multiplier,
     spent,
 )
 from trilemma.privacy.accounting.accountants import accountants
 from trilemma.privacy.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
 from trilemma.privacy.accounting.rdp import SAMPLED_ORDERS, round_rdp, theorem_c1
+from trilemma.privacy.accounting.spending import composed_epsilon
 from trilemma.privacy.mechanism import mechanism
 from trilemma.privacy.noise.drawing import Drawing
 

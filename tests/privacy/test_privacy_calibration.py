@@ -18,13 +18,13 @@ from trilemma.privacy import (
     Sampling,
     Threat,
     calibrate,
-    complete_multiplier,
-    composed_epsilon,
     mean_noise,
     multiplier,
     spent,
 )
 from trilemma.privacy.accounting.calibration import Price, allocate
+from trilemma.privacy.accounting.spending import composed_epsilon
+from trilemma.privacy.threats.covariance import complete_multiplier
 
 
 @given(

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 
 from trilemma.base.errors import PrivacyError, UserError
 from trilemma.base.keys import Key
-from trilemma.privacy import NoiseLaw, SecretGraph, complete_multiplier, covariance, multipliers
-from trilemma.privacy.threats.covariance import bound_multiplier, worst_multiplier
+from trilemma.privacy import NoiseLaw, SecretGraph, covariance
+from trilemma.privacy.threats.covariance import (
+    bound_multiplier,
+    complete_multiplier,
+    multipliers,
+    worst_multiplier,
+)
 
 
 def residual_covariance(graph: SecretGraph, law: NoiseLaw, senders: list[int], known: set[int]) -> np.ndarray:

@@ -11,8 +11,10 @@ import pytest
 from scipy import signal, stats
 
 from trilemma.base.errors import PrivacyError
-from trilemma.privacy import Budget, Ledger, NoiseLaw, Release, Sampling, Threat, calibrate, judge
+from trilemma.privacy import NoiseLaw, Release, Sampling, Threat, calibrate, judge
 from trilemma.privacy.accounting.accountants import accountants
+from trilemma.privacy.ledger.ledger import Ledger
+from trilemma.privacy.ledger.lines import Budget
 from trilemma.privacy.mechanism import Mechanism, mechanism
 from trilemma.privacy.noise.drawing import EXACT, Drawing, likelihood, surcharge
 from trilemma.privacy.noise.grid import Grid, in_steps

@@ -26,10 +26,10 @@ from trilemma.privacy import (
     Sampling,
     SecretGraph,
     Threat,
-    composed_epsilon,
     covariance,
     mechanism,
 )
+from trilemma.privacy.accounting.spending import composed_epsilon
 from trilemma.privacy.ledger import ledger as module
 from trilemma.privacy.ledger.ledger import BudgetExceeded, Ledger, reach
 from trilemma.privacy.ledger.lines import Budget, LedgerError, read_entries

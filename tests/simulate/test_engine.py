@@ -13,6 +13,8 @@ import torch
 
 from trilemma import config, privacy, simulate
 from trilemma.base.errors import ConfigError
+from trilemma.privacy.accounting.spending import composed_epsilon
+from trilemma.privacy.threats.covariance import multipliers
 
 BASE = {
     "federation": {"clients": 7, "byzantine": 3},
@@ -124,11 +126,11 @@ def test_epsilon_holds_whether_the_liars_lie_or_not(attack: str) -> None:
     )
     release, federation = chosen.resolved.release, chosen.config.federation
     assert release is not None
-    everybody = privacy.multipliers(
+    everybody = multipliers(
         privacy.SecretGraph.complete(federation.clients), release.law, release.sensitivity
     )
     past = ((privacy.Mechanism(min(everybody.values())), chosen.config.run.rounds),)
-    true = privacy.composed_epsilon(past, 1e-5, "exact")
+    true = composed_epsilon(past, 1e-5, "exact")
     assert chosen.spending.figure[-1] >= true * (1 - 1e-9)
     assert chosen.spending.figure[-1] <= 5.0
 

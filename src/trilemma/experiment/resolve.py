@@ -25,6 +25,7 @@ from trilemma.privacy.noise.drawing import EXACT, Drawing
 from trilemma.privacy.noise.grid_price import drawing
 from trilemma.privacy.threats.catalogue import threat_models
 from trilemma.privacy.types import Arithmetic, NoiseLaw, Release
+from trilemma.privacy.verdict import objections
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Resolved:
         """Whether an ε of this configuration is a guarantee."""
         if self.release is None or self.threat is None:
             return False
-        return not privacy.objections(self.release, self.threat, self.caveats)
+        return not objections(self.release, self.threat, self.caveats)
 
 
 def resolve(

@@ -17,66 +17,37 @@ from typing import TYPE_CHECKING
 from trilemma.base.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from trilemma.privacy.accounting.accountants import Accountant
-    from trilemma.privacy.accounting.calibration import Objective, Plan, Price, calibrate, honest_mean, plan
-    from trilemma.privacy.accounting.spending import (
-        Spending,
-        certified,
-        certified_curve,
-        composed_epsilon,
-        spent,
-    )
-    from trilemma.privacy.ledger.ledger import BudgetExceeded, Ledger
-    from trilemma.privacy.ledger.lines import Budget, LedgerError
+    from trilemma.privacy.accounting.calibration import calibrate, honest_mean, plan
+    from trilemma.privacy.accounting.spending import certified_curve, spent
     from trilemma.privacy.mechanism import Mechanism, mechanism, multiplier
     from trilemma.privacy.noise.simulated import Noiseless, SimulatedNoise
     from trilemma.privacy.secrets import SecretNoise
     from trilemma.privacy.threats.catalogue import Threat
-    from trilemma.privacy.threats.covariance import (
-        SecretGraph,
-        complete_multiplier,
-        covariance,
-        mean_noise,
-        multipliers,
-    )
+    from trilemma.privacy.threats.covariance import SecretGraph, covariance, mean_noise
     from trilemma.privacy.types import NoiseLaw, Release, Sampling
-    from trilemma.privacy.verdict import Guarantee, NoGuarantee, Verdict, judge, objections, read_verdict
+    from trilemma.privacy.verdict import Guarantee, NoGuarantee, Verdict, judge, read_verdict
 
 __all__ = [
-    "Accountant",
-    "Budget",
-    "BudgetExceeded",
     "Guarantee",
-    "Ledger",
-    "LedgerError",
     "Mechanism",
     "NoGuarantee",
     "NoiseLaw",
     "Noiseless",
-    "Objective",
-    "Plan",
-    "Price",
     "Release",
     "Sampling",
     "SecretGraph",
     "SecretNoise",
     "SimulatedNoise",
-    "Spending",
     "Threat",
     "Verdict",
     "calibrate",
-    "certified",
     "certified_curve",
-    "complete_multiplier",
-    "composed_epsilon",
     "covariance",
     "honest_mean",
     "judge",
     "mean_noise",
     "mechanism",
     "multiplier",
-    "multipliers",
-    "objections",
     "plan",
     "read_verdict",
     "spent",
@@ -86,11 +57,8 @@ on_demand(
     __name__,
     __all__,
     [
-        "accounting.accountants",
         "accounting.calibration",
         "accounting.spending",
-        "ledger.ledger",
-        "ledger.lines",
         "mechanism",
         "noise.simulated",
         "secrets",

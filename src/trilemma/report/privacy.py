@@ -11,8 +11,10 @@ from typing import Any
 from rich.table import Table
 
 from trilemma.base.records import Summary
-from trilemma.privacy import NoGuarantee, Plan, Verdict, multiplier, objections, read_verdict
+from trilemma.privacy import NoGuarantee, Verdict, multiplier, read_verdict
 from trilemma.privacy.accounting.calculator import Calibration, PrivacyCurves, Solution
+from trilemma.privacy.accounting.calibration import Plan
+from trilemma.privacy.verdict import objections
 from trilemma.report.picture_files import save_picture
 
 

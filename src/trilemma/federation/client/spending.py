@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, replace
 
 import tomli_w
 
-from trilemma import privacy
 from trilemma.base import files
 from trilemma.base.errors import PrivacyError, UserError
 from trilemma.federation.client.account import (
@@ -41,6 +40,7 @@ from trilemma.federation.party.layout import Party
 from trilemma.federation.party.task import PartyTask
 from trilemma.federation.protocol.confirmation import Position
 from trilemma.federation.protocol.reasons import Reason, Refused
+from trilemma.privacy.accounting.spending import certified
 from trilemma.privacy.ledger import ledger as ledgers
 from trilemma.privacy.ledger.ledger import BudgetExceeded, Ledger
 from trilemma.privacy.ledger.lines import Budget, LedgerError, read_lines
@@ -66,7 +66,7 @@ def planned_epsilon(task: PartyTask, party: Party | None = None) -> float | None
     beside = task.resolved.beside(task.config.run.rounds, again)
     try:
         faced = threat if party is None else _faced(party, task, party.keys.members, task.may_be_expelled)
-        return privacy.certified(release, faced, rounds, task.config.privacy.delta, beside).figure
+        return certified(release, faced, rounds, task.config.privacy.delta, beside).figure
     except UserError:
         if party is None:
             raise
