@@ -111,7 +111,7 @@ def resolve(
             f"allowed: 1 to {examples}"
         )
     chosen = arithmetic or config.privacy.arithmetic
-    rule = rule or aggregation.parse(config.aggregation.rule, f=federation.f)
+    rule = rule or aggregation.parse(config.aggregation.rule, federation.f, federation.shares)
     kept = config.evaluation.held_out(examples) if held_out is None else held_out
     own_scores = _own_scores(config, examples, kept, chosen)
     again = config.privacy.repeated
@@ -120,7 +120,7 @@ def resolve(
     for _ in range(_TRIES):
         release, threat, notes, caveats = _release(config, examples, reckoned, beside)
         sizes, neighbours = (federation.clients, federation.f, config.run.rounds), config.privacy.neighbours
-        setup = Setup(*sizes, rule, release, chosen, root, neighbours)
+        setup = Setup(*sizes, rule, release, chosen, root, neighbours, federation.scales)
         algorithm = staged(config.algorithm.options.build, setup)
         drawn = EXACT if model is None or threat is None else _drawn(setup, algorithm, model, threat)
         if not config.privacy.aims or drawn.spread <= reckoned.spread:
@@ -249,7 +249,11 @@ def _release(
     least, liars = _who_counts(config)
     most = least if threat_models[wanted.threat].central else config.federation.clients
     by_name = privacy.Threat(
-        wanted.threat, least, liars, assume=wanted.assume, neighbours=wanted.neighbours, most=most
+        *(wanted.threat, least, liars),
+        assume=wanted.assume,
+        neighbours=wanted.neighbours,
+        most=most,
+        scales=config.federation.scales,
     )
     threat = by_name if wanted.collusion is None else replace(by_name, collusion=wanted.collusion)
     caveats = [_gap(config, gap, cure) for gap, cure in _central_gaps(config)]

@@ -15,7 +15,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from trilemma.base.errors import hint, nearest
+from trilemma.aggregation.steps.weights import RATIO, normalised
+from trilemma.aggregation.steps.weights import check as check_weights
+from trilemma.base.errors import UserError, hint, nearest
 from trilemma.base.options import Options, mistakes
 from trilemma.models import Lora, Subspace, Train
 from trilemma.privacy.accounting.accountants import accountants
@@ -134,6 +136,19 @@ class FederationTable(SettingsTable):
     sampled: int | None = Field(
         default=None, ge=1, description="clients S whose messages count in a round; default: all"
     )
+    weights: tuple[float, ...] = Field(
+        default=(),
+        description="public weights of the clients: their sizes, or shares that sum to 1; default: all alike",
+    )
+    cap: float | None = Field(
+        default=None,
+        gt=0,
+        lt=0.5,
+        description="largest weight W of the f heaviest; default: where κ is twice that of equal weights",
+    )
+    ratio: float = Field(
+        default=RATIO, ge=1, description="how many times as much as the lightest the heaviest may weigh"
+    )
 
     export: ExportRule | None = Field(
         default=None,
@@ -144,6 +159,16 @@ class FederationTable(SettingsTable):
     def f(self) -> int:
         """Number of Byzantine clients the rule is told to tolerate."""
         return self.byzantine if self.tolerate is None else self.tolerate
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The weights, normalised; () where all are alike."""
+        return normalised(self.weights)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """What clients multiply their messages by, so that noise cancels in the weighted sum: n w_i."""
+        return tuple(self.clients * share for share in self.shares)
 
     @property
     def participants(self) -> int:
@@ -171,6 +196,16 @@ class FederationTable(SettingsTable):
                 f"honest clients unless 2f < n; allowed: 0 to {largest} of {self.participants} (to study "
                 "more liars than a rule can tolerate, say what the rule is told with tolerate)"
             )
+        if self.weights and self.sampled is not None:
+            raise ValueError(
+                f"sampled = {self.sampled} with weights: a few heavy clients could be all that is heard; "
+                "leave one of them out"
+            )
+        if self.weights:
+            try:
+                check_weights(self.weights, self.clients, self.f, self.cap, self.ratio)
+            except UserError as error:
+                raise ValueError(str(error)) from None
         return self
 
 

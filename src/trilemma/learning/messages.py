@@ -97,10 +97,11 @@ class MessageLengths:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a message answers: the round it belongs to, and the broadcast that began it."""
+    """What a message answers, and whose it is: its round, the broadcast that began it, the client."""
 
     round: int = 0
     broadcast: Parts = field(default_factory=dict)
+    client: int = -1
 
 
 NOTHING_ASKED = Asked()

@@ -33,6 +33,7 @@ class Setup:
             ("grid"), which a certificate requires (`trilemma.privacy.noise.grid`).
         root: Public examples that the server holds, as one more client without noise; None: it holds none.
         neighbours: With how many others each client shares secrets; None: with all.
+        scales: Each client's public weight times n; (): all are alike.
     """
 
     clients: int
@@ -43,12 +44,13 @@ class Setup:
     arithmetic: Arithmetic = "float"
     root: Clients | None = None
     neighbours: int | None = None
+    scales: tuple[float, ...] = ()
 
     def grid(self, dim: int) -> Grid | None:
         """Return the grid for releases of `dim` numbers; None without noise or with float arithmetic."""
         if self.arithmetic == "float" or self.release is None or self.release.law.silent:
             return None
-        return Grid.of(self.release, dim, self.clients)
+        return Grid.of(self.release, dim, self.clients, self.scales)
 
 
 class AlgorithmSettings(Options):

@@ -220,7 +220,8 @@ def assemble(
         or federation.sampled is not None
     )
     computing = tuple(range(federation.clients)) if computes else tuple(honest)
-    noise = privacy.SimulatedNoise(key.fold("noise"), federation.clients, config.privacy.neighbours)
+    neighbours, scales = config.privacy.neighbours, federation.scales
+    noise = privacy.SimulatedNoise(key.fold("noise"), federation.clients, neighbours, scales=scales)
     clients = SimulatedClients(computing, federated, ground.model, noise)
     root = None if ground.root is None else _root(config, ground.root, ground.model)
     resolved = resolve(config, poorest, ground.model, root=root, held_out=federated.held_out)

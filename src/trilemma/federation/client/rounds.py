@@ -115,7 +115,7 @@ class RunAnswers:
         with uninterrupted():
             with watch.stage("ledger"):
                 epsilon = pay(self.session.party, self._task, secrets, ask.run, ask.round, unheard)
-            noise = partial(self.session.noise, secrets)
+            noise = partial(self.session.noise, secrets, self._task.scale(self.loaded.client))
             sent, after, loss = self._computed(ask, broadcast, before, noise, watch)
             with watch.stage("journal"):
                 entry = JournalEntry(ask.run, ask.epoch, ask.round, asked, sent, before, after)

@@ -356,10 +356,11 @@ class Session:
     def _list(self, secrets: Secrets) -> MemberList:
         return MemberList(self.run, secrets.epoch, secrets.terms, secrets.offers, secrets.expelled)
 
-    def noise(self, secrets: Secrets) -> SecretNoise:
-        """Return this client's source of noise."""
+    def noise(self, secrets: Secrets, scale: float = 1.0) -> SecretNoise:
+        """Return this client's source of noise; `scale` is what its message counts in the sum."""
         reproducible = self.party.reproducible
-        return SecretNoise(self._client, secrets.pairs, None if reproducible is None else reproducible.noise)
+        seed = None if reproducible is None else reproducible.noise
+        return SecretNoise(self._client, secrets.pairs, seed, scale=scale)
 
     def own_noise(self) -> SecretNoise:
         """Return the source of noise that is shared with nobody, and is in no message."""

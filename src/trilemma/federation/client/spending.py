@@ -289,6 +289,10 @@ def _faced(party: Party, task: PartyTask, members: Sequence[int], fewer: int = 0
     """
     threat = task.resolved.threat
     assert threat is not None
+    scales = threat.scales
+    if scales:
+        assert party.client is not None
+        threat = replace(threat, own=scales[party.client])
     if not task.counts_on_others:
         return threat
     unknown = len(members) - counted_on(party, members)
@@ -298,6 +302,7 @@ def _faced(party: Party, task: PartyTask, members: Sequence[int], fewer: int = 0
         most=len(members),
         byzantine=threat.byzantine + unknown,
         collusion=threat.collusion + unknown,
+        scales=tuple(scales[client] for client in members) if scales else (),
     )
 
 

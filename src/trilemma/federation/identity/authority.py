@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,7 +107,16 @@ class Authority:
         files.write_atomically(self._config, config.encode())
 
     def sign(self, federation: str, clients: tuple[Member, ...]) -> SignedRoster:
-        """Sign the next roster; nobody may have it before it is enacted."""
+        """Sign the next roster, with the configuration's weights; nobody may have it before it is enacted."""
+        weights = tomllib.loads(self.config).get("federation", {}).get("weights")
+        if weights and len(weights) != len(clients):
+            raise UserError(
+                f"the configuration has {len(weights)} weights, and the roster would have {len(clients)} "
+                "places; noise and cap are for those it began with: found a new federation"
+            )
+        if weights:
+            pairs = zip(clients, weights, strict=True)
+            clients = tuple(one.model_copy(update={"weight": float(weight)}) for one, weight in pairs)
         before = self.roster if self._roster.is_file() else None
         serial = 1 if before is None else before.serial + 1
         roster = SignedRoster.sign(self.issued, federation, serial, clients)

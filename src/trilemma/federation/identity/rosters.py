@@ -61,6 +61,8 @@ class Member(Strict):
     tls: Key
     removed: bool = False
     former: Annotated[tuple[Former, ...], Field(max_length=64)] = ()
+    weight: Annotated[float | None, Field(gt=0, exclude_if=lambda weight: weight is None)] = None
+    """Its public weight, as the configuration says it; None where all are alike."""
 
     def successors(self, known: Iterable[str]) -> set[str]:
         """Return those of this client's identities that follow, signature by signature, from known ones.
@@ -279,5 +281,7 @@ def check_follows(new: SignedRoster, old: SignedRoster) -> None:
         since = after.former[len(before.former) :]
         if after.former[: len(before.former)] != before.former:
             raise RosterError(f"the roster has forgotten which identities client {place} had before")
+        if before.weight != after.weight:
+            raise RosterError(f"client {place} has another weight than before")
         if before.identity != (since[0].identity if since else after.identity):
             raise RosterError(f"the roster does not say which identity client {place} had before")

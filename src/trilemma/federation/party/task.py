@@ -23,6 +23,7 @@ from trilemma.data.types import Batch, each
 from trilemma.experiment import Config
 from trilemma.experiment.assembly import Assembled, everybody, one_party
 from trilemma.experiment.resolve import Resolved, resolve
+from trilemma.federation.identity.rosters import SignedRoster
 from trilemma.federation.party.layout import Party
 from trilemma.federation.protocol.admission import HEADROOM
 from trilemma.learning import MessageLayout
@@ -160,6 +161,11 @@ class PartyTask:
         expels = self.resolved.algorithm.members is not None and self.config.run.rounds > 1
         return self.tolerated if expels else 0
 
+    def scale(self, client: int) -> float:
+        """Return what a client's message counts in the sum in which noise cancels: n times its weight."""
+        scales = self.config.federation.scales
+        return scales[client] if scales else 1.0
+
     @property
     def tolerated(self) -> int:
         """Number f of clients that may fail or lie."""
@@ -256,8 +262,21 @@ def _check_config(config: Config, party: Party) -> None:
         raise ConfigError(
             f"[federation] clients = {config.federation.clients}: this federation has {clients}"
         )
+    _check_weights(config, party.signed_roster)
     if config.attack.name != "none":
         raise ConfigError("[attack] is for simulations: in a federation nobody plays the attacker")
+
+
+def _check_weights(config: Config, roster: SignedRoster) -> None:
+    """Refuse weights that the authority has not signed, and other members than they were agreed for."""
+    signed, said = tuple(one.weight for one in roster.clients), config.federation.weights
+    if signed != (said or (None,) * len(signed)):
+        raise ConfigError(f"[federation] weights = {list(said)}: the signed roster has {list(signed)}")
+    if said and any(one.removed for one in roster.clients):
+        raise ConfigError(
+            "[federation] weights: a client was removed, and noise and cap are for those that weights were "
+            "agreed with; found a new federation"
+        )
 
 
 def _check_going_on(task: PartyTask, party: Party, examples: int) -> None:

@@ -165,7 +165,7 @@ def _message(expected: Expected, client: int, reply: Reply) -> Messages:
     if header.client != client:
         raise wire.WireError(f"claims to be client {header.client}")
     layout, before = expected.layout, expected.remembered.get(client)
-    asked = Asked(expected.round, expected.broadcast)
+    asked = Asked(expected.round, expected.broadcast, client)
     lies_in_a_file = layout.codec is None and not isinstance(reply.block, bytes)
     try:
         if expected.shelf is None or lies_in_a_file:

@@ -34,6 +34,7 @@ class Policy:
     repeats: int = 1
     epochs_per_round: int = 3
     removed: frozenset[int] = frozenset()
+    weights: tuple[float, ...] = ()
 
     @property
     def everyone(self) -> tuple[int, ...]:
@@ -68,6 +69,9 @@ def open_epoch(policy: Policy, number: int, joined: Iterable[int], terms: str = 
     >>> open_epoch(Policy(5, 1), 1, [0, 1])
     Traceback (most recent call last):
     trilemma.federation.protocol.epochs.EpochsStopped: 2 of 5 clients joined epoch 1; ...
+    >>> open_epoch(Policy(5, 1, weights=(0.4, 0.15, 0.15, 0.15, 0.15)), 1, [0, 1, 2])
+    Traceback (most recent call last):
+    trilemma.federation.protocol.epochs.EpochsStopped: of the clients that joined epoch 1, the 1 heaviest ...
     """
     members = tuple(sorted(set(joined) & set(policy.everyone)))
     if len(policy.everyone) - len(members) <= policy.tolerated:
@@ -77,6 +81,12 @@ def open_epoch(policy: Policy, number: int, joined: Iterable[int], terms: str = 
         raise EpochsStopped(
             f"{len(members)} of {len(policy.everyone)} clients joined epoch {number}; with up to "
             f"{policy.tolerated} liars at least {needed} are needed"
+        )
+    shares = sorted(policy.weights[member] for member in members) if policy.weights else []
+    if 2 * sum(shares[len(shares) - policy.tolerated :]) >= sum(shares) > 0:
+        raise EpochsStopped(
+            f"of the clients that joined epoch {number}, the {policy.tolerated} heaviest weigh half or more: "
+            "wait for others"
         )
     return Epoch(number, members, members, terms)
 

@@ -64,6 +64,7 @@ class Coordinator:
             max(0, self.task.tolerated - len(gone)),
             self.party.federation.timing.repeats,
             removed=keys.removed | gone,
+            weights=self.task.config.federation.shares,
         )
 
     @property

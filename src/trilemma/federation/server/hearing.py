@@ -203,7 +203,7 @@ class Hearing:
         and who shares secrets: who is absent is no liar.
         """
         assert commit.epoch is not None
-        rows, senders, sharing = turn.rows, turn.rows[:0], turn.rows[:0]
+        rows, senders, sharing = turn.rows, turn.rows, turn.rows[:0]
         if self.task.resolved.algorithm.members is not None:
             rows = senders = tuple(client for client in turn.rows if client in admitted.messages)
             sharing = commit.epoch.members

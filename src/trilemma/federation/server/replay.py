@@ -135,7 +135,7 @@ def _heard(task: PartyTask, transcript: Transcript, record: Record, state: State
     if algorithm.inquiry is None:
         answers = _complete(transcript.read(round_, record.epoch, present, dim), transcript, record, present)
         if algorithm.members is None:
-            return Messages(answers.stack(rows, dim))
+            return Messages(answers.stack(rows, dim), senders=rows)
         return Messages(answers.stack(present, dim), senders=present, sharing=record.sharing)
     # Who is absent in the end may have answered the first of two exchanges.
     answers = _complete(transcript.read(round_, record.epoch, rows, dim), transcript, record, present)
@@ -143,7 +143,9 @@ def _heard(task: PartyTask, transcript: Transcript, record: Record, state: State
     question = algorithm.inquiry.question(Messages(answers.stack(rows, dim)), state, round_, key)
     dim = algorithm.inquiry.message(task.model).dim
     told = transcript.read(round_, record.epoch, present, dim, detail=True)
-    return Messages(_complete(told, transcript, record, present).stack(rows, dim), question=question)
+    return Messages(
+        _complete(told, transcript, record, present).stack(rows, dim), question=question, senders=rows
+    )
 
 
 def _complete(

@@ -22,7 +22,8 @@ from trilemma.aggregation.steps.rule import Rule
 from trilemma.aggregation.steps.types import Array
 from trilemma.base.errors import ConfigError
 from trilemma.base.keys import Key
-from trilemma.learning.protocol import Algorithm, Start
+from trilemma.learning.messages import Messages
+from trilemma.learning.protocol import Algorithm, ServerStep, Start, State
 from trilemma.learning.settings import Setup
 
 
@@ -47,7 +48,24 @@ class Stage(Mixing):
 def staged(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
     """Return the algorithm, its server extended by the stage that the rule begins with, if there is one."""
     stage = stage_of(setup.rule)
-    return build(setup) if stage is None else stage.extended(build, setup)
+    if stage is not None:
+        return stage.extended(build, setup)
+    return weighed(build, setup) if setup.rule.weights else build(setup)
+
+
+def weighed(build: Callable[[Setup], Algorithm], setup: Setup) -> Algorithm:
+    """Return the algorithm; its rule has the weights of those whose messages the server is given."""
+    algorithm = build(setup)
+
+    @cache
+    def among(senders: tuple[int, ...]) -> Algorithm:
+        return build(replace(setup, rule=setup.rule.among(senders)))
+
+    def server(messages: Messages, state: State, round_: int, key: Key) -> ServerStep:
+        senders = messages.whose(range(setup.clients))
+        return among(tuple(senders)).server(messages, state, round_, key)
+
+    return replace(algorithm, server=server)
 
 
 def stage_of(rule: Rule) -> Stage | None:

@@ -72,7 +72,7 @@ class GridCodec:
         """See `Codec`."""
         steps = self.grid.decode(data)
         stacked = {name: part[None] for name, part in before.items()}
-        parts = self.follow(self.grid.numbers(steps)[None], stacked, asked)
+        parts = self.follow(self.grid.among((asked.client,)).numbers(steps)[None], stacked, asked)
         return {STEPS: steps, **{name: part[0] for name, part in parts.items()}}
 
 
@@ -89,7 +89,7 @@ class ColumnGridCodec(GridCodec):
 
     def decode_columns(self, data: memoryview, before: Parts, asked: Asked) -> Iterator[Parts]:
         """See `ColumnCodec`."""
-        grid = self.grid
+        grid = self.grid.among((asked.client,))
         grid.check_length(len(data))
         for start in range(0, grid.dim, TOGETHER):
             columns = slice(start, min(start + TOGETHER, grid.dim))
@@ -102,7 +102,7 @@ class ColumnGridCodec(GridCodec):
 def _columns_of(asked: Asked, columns: slice, dim: int) -> Asked:
     """Return `asked` with these columns only of every broadcast vector that is as long as a release."""
     vectors = {name: one[columns] for name, one in asked.broadcast.items() if one.shape == (dim,)}
-    return Asked(asked.round, {**asked.broadcast, **vectors})
+    return Asked(asked.round, {**asked.broadcast, **vectors}, asked.client)
 
 
 def followed(follow: Follow, fresh: Tensor, before: Parts, asked: Asked) -> Parts:

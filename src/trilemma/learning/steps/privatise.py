@@ -159,6 +159,7 @@ def noised(vectors: Tensor, setup: Setup, clients: Clients, round_: int, spent: 
     if grid is None:
         kept = _finite(vectors)
         return Noised(kept + clients.noise.draw(release.law, clients.ids, dim, round_, device), kept)
+    grid = grid.among(clients.ids)
     if dim > LONG and len(vectors) == 1 and isinstance(clients.noise, PiecewiseNoise):
         pieces = clients.noise.pieces(release.law, grid.step, clients.ids, dim, round_)
         return _in_pieces(vectors, pieces, grid, spent)

@@ -68,6 +68,10 @@ def honest_mean(threat: Threat) -> Price:
     >>> honest_mean(Threat("secldp", clients=100, byzantine=10))
     Price(cor=10.0, ind=1.0)
     """
+    if threat.scales:
+        n, f = threat.clients, threat.byzantine
+        laws = (NoiseLaw(sigma_cor=1.0), NoiseLaw(sigma_ind=1.0))
+        return Price(*(mean_noise(law, n, f, scales=threat.scales) for law in laws))
     return Price(left_by_liars(threat.clients, threat.byzantine, threat.neighbours), 1.0)
 
 
@@ -122,7 +126,7 @@ class Plan:
     def variance(self) -> float:
         """Variance of the noise in one coordinate of the honest mean."""
         threat = self.threat
-        return mean_noise(self.law, threat.clients, threat.byzantine, threat.neighbours)
+        return mean_noise(self.law, threat.clients, threat.byzantine, threat.neighbours, threat.scales)
 
 
 def plan(

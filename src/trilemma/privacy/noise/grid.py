@@ -25,8 +25,8 @@ contribution: g√d ≤ C/8 for unit "user", 2⁻⁸ of the declared move for un
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -97,24 +97,52 @@ class Grid:
     dim: int
     bound: float
     unit: Unit
+    scale: float = 1.0
+    """What one client multiplies a contribution by: its weight times their number (`scales`)."""
+    scales: tuple[float, ...] = ()
+    """Those of all clients, where they have weights."""
 
     @classmethod
-    def of(cls, release: Release, dim: int, clients: int) -> Grid:
-        """Return the grid of a noised release of `dim` numbers, in a federation of `clients` clients."""
+    def of(cls, release: Release, dim: int, clients: int, scales: tuple[float, ...] = ()) -> Grid:
+        """Return the grid of a noised release of `dim` numbers, in a federation of `clients` clients.
+
+        With `scales` a client's integers are its scale times what it releases: what pairs share cancels in
+        their sum, the weighted one. The step is fine enough for the lightest, the width for the heaviest.
+        """
         law, root = release.law, math.sqrt(dim)
+        low, high = (min(scales), max(scales)) if scales else (1.0, 1.0)
         if law.silent or not math.isfinite(release.clip):
             raise PrivacyError("a grid is for contributions that are clipped and noised")
         rounding = release.clip / 8 if release.unit == "user" else ROUNDING * release.sensitivity
-        step = step_for(law, rounding / root)
-        spread = math.hypot(law.sigma_ind, math.sqrt(max(clients - 1, 0)) * law.sigma_cor)
-        needed = (release.clip + REACH * spread) / step
+        if scales:  # half of it for what is lost when a contribution is multiplied
+            rounding *= low / 2
+        step = step_for(NoiseLaw(law.sigma_ind * low, law.sigma_cor), rounding / root)
+        spread = math.hypot(law.sigma_ind * high, math.sqrt(max(clients - 1, 0)) * law.sigma_cor)
+        needed = (release.clip * high + REACH * spread) / step
         for width in WIDTHS:
             if needed < 2 ** (8 * width - 1):
-                return cls(step, width, dim, release.clip, release.unit)
+                return cls(step, width, dim, release.clip, release.unit, scales=scales)
         raise PrivacyError(
             f"messages of this release span {needed:.1e} steps, more than 32 bits hold: sigma_ind = "
             f"{law.sigma_ind:g}, sigma_cor = {law.sigma_cor:g} and clip = {release.clip:g} are too far apart"
         )
+
+    def among(self, clients: Sequence[int]) -> Grid:
+        """Return the grid of the messages of some clients, in this order."""
+        if not self.scales:
+            return self
+        if len(clients) == 1:
+            return replace(self, scale=self.scales[clients[0]], scales=())
+        return replace(self, scales=tuple(self.scales[client] for client in clients))
+
+    @property
+    def radius(self) -> float:
+        """How long a contribution may be, in steps; rounded down where it is multiplied by a scale."""
+        exact = self.bound / self.step
+        return exact if self.scale == 1.0 else exact * self.scale * (1 - 2.0**-50)
+
+    def _each(self) -> list[Grid]:
+        return [self.among((place,)) for place in range(len(self.scales))]
 
     @property
     def clip(self) -> float:
@@ -135,6 +163,9 @@ class Grid:
         """Return contributions (k, d) as whole steps, int64: bounded, or zero where they are not finite."""
         if not len(vectors):
             return vectors.to(torch.int64)
+        if self.scales:
+            rows = zip(self._each(), vectors, strict=True)
+            return torch.cat([one.contribution(row[None]) for one, row in rows])
         if vectors.shape[1] > LONG:
             whole = torch.empty_like(vectors, dtype=torch.int64)
             for row, numbers in zip(whole, vectors, strict=True):
@@ -166,9 +197,12 @@ class Grid:
 
     def numbers(self, integers: Tensor) -> Tensor:
         """Return what the integers stand for, float32, for whoever goes on calculating with them."""
+        if self.scales:
+            rows = zip(self._each(), integers, strict=True)
+            return torch.stack([one.numbers(row) for one, row in rows])
         numbers = torch.empty_like(integers, dtype=torch.float32)
         for there, some in zip(_some(numbers), _some(integers), strict=True):
-            there.copy_(some.double() * self.step)
+            there.copy_(some.double() * (self.step / self.scale))
         return numbers
 
     def encode(self, integers: Tensor) -> bytearray:
@@ -216,7 +250,7 @@ def _in_steps(some: Tensor, grid: Grid, factor: float | None) -> Tensor:
     """Return a part of a contribution times `factor` as whole steps, int64; zeros where that is None."""
     if factor is None:
         return torch.zeros_like(some, dtype=torch.int64)
-    steps = (some.double() / grid.step).mul_(factor).round_()
+    steps = (some.double() / grid.step).mul_(factor * grid.scale).round_()
     return steps.clamp_(-grid.limit, grid.limit).to(torch.int64)
 
 
@@ -231,12 +265,12 @@ def _factor(row: Tensor, grid: Grid) -> float | None:
         parts = (_in_steps(some, grid, factor) for some in _some(row))
         return sum(int((part * part).sum()) for part in parts)
 
-    if not all(bool(torch.isfinite(some.double() / grid.step).all()) for some in _some(row)):
+    if not all(bool(torch.isfinite(some.double() / grid.step * grid.scale).all()) for some in _some(row)):
         return None
     if grid.unit == "example":
         return 1.0
-    radius = grid.bound / grid.step
-    norms = [float(torch.linalg.vector_norm(some.double() / grid.step)) for some in _some(row)]
+    radius = grid.radius
+    norms = [float(torch.linalg.vector_norm(some.double() / grid.step)) * grid.scale for some in _some(row)]
     factor = min(1.0, radius / max(math.hypot(*norms), 1e-300))
     largest = math.floor(Fraction(radius) ** 2)
     for _ in range(_TRIES):
@@ -249,12 +283,12 @@ def _factor(row: Tensor, grid: Grid) -> float | None:
 
 def _bounded(rows: Tensor, grid: Grid) -> Tensor:
     """Return contributions as whole steps: for unit "user" with a norm that is checked in integers."""
-    exact = rows.double() / grid.step
+    exact = rows.double() / grid.step * grid.scale
     finite = torch.isfinite(exact).all(1)  # in steps: what no number of them can say has no bound either
     exact = torch.where(finite[:, None], exact, 0.0)
     if grid.unit == "example":
         return exact.round_().clamp_(-grid.limit, grid.limit).to(torch.int64)
-    radius = grid.bound / grid.step
+    radius = grid.radius
     # Norms row by row: how one is added up must not depend on the company it is in.
     norms = torch.stack([torch.linalg.vector_norm(row) for row in exact])
     exact *= (radius / norms.clamp(min=1e-300)).clamp(max=1.0)[:, None]

@@ -78,6 +78,8 @@ def drawing(law: NoiseLaw, grid: Grid, clients: int, *, shares: bool = True) -> 
     >>> found.spread < 2e-9, found.missed < 1e-18
     (True, True)
     """
+    if grid.scales:  # as if every own stream were the longest of them: its error is the largest
+        law = NoiseLaw(law.sigma_ind * max(grid.scales), law.sigma_cor)
     streams = {law.sigma_ind: clients, law.sigma_cor: clients * (clients - 1) // 2}
     if law.sigma_ind == law.sigma_cor:
         streams = {law.sigma_ind: clients * (clients + 1) // 2}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -57,6 +57,8 @@ class SimulatedNoise:
     """With how many others each client shares secrets; None: with all."""
     members: tuple[int, ...] | None = None
     """Who shares secrets; None: all clients."""
+    scales: tuple[float, ...] = ()
+    """What every client's message counts in the sum in which noise cancels; (): all alike."""
     _means: dict[tuple[int, int, str], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -74,7 +76,24 @@ class SimulatedNoise:
         """
         if tuple(self.sharing) == members:
             return self
-        return SimulatedNoise(self.key, self.clients, self.neighbours, members)
+        return SimulatedNoise(self.key, self.clients, self.neighbours, members, self.scales)
+
+    def _times(self, ids: tuple[int, ...], device: torch.device) -> Tensor | float:
+        """Return the scales of some clients (k, 1); 1 where all are alike."""
+        if not self.scales:
+            return 1.0
+        return torch.tensor([[self.scales[i]] for i in ids], dtype=torch.float64, device=device)
+
+    def _weighed(
+        self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
+    ) -> Tensor:
+        """Return noise (k, dim), float64, of which the part that pairs share cancels in the weighted sum."""
+        parts = (("pairs", NoiseLaw(sigma_cor=law.sigma_cor)), ("own", NoiseLaw(law.sigma_ind)))
+        shared, own = (
+            replace(self, key=self.key.fold(part), scales=()).draw(one, ids, dim, round_, device).double()
+            for part, one in parts
+        )
+        return own + shared / self._times(ids, device)
 
     def draw(
         self, law: NoiseLaw, ids: tuple[int, ...], dim: int, round_: int, device: torch.device
@@ -86,6 +105,8 @@ class SimulatedNoise:
                 raise UserError(f"client {client} is not one of the {len(sharing)} simulated")
         if law.silent:
             return torch.zeros(len(ids), dim, device=device)
+        if self.scales:
+            return self._weighed(law, ids, dim, round_, device).float()
         pairs = self.neighbours is not None and self.neighbours < len(sharing) - 1
         out, mean = self._gaussians(ids, dim, round_, device, averaged=law.sigma_cor > 0 and not pairs)
         if mean is None:
@@ -102,7 +123,11 @@ class SimulatedNoise:
         Each client's whole noise is rounded, where a real node rounds every stream: what that leaves in the
         sum, a twelfth of g² a client, is a millionth of what the law itself leaves there.
         """
-        return self.draw(law, ids, dim, round_, device).double().div_(step).round_().to(torch.int64)
+        if self.scales and not law.silent:
+            drawn = self._weighed(law, ids, dim, round_, device) * self._times(ids, device)
+        else:
+            drawn = self.draw(law, ids, dim, round_, device).double()
+        return drawn.div_(step).round_().to(torch.int64)
 
     def _gaussians(
         self, ids: tuple[int, ...], dim: int, round_: int, device: torch.device, averaged: bool

@@ -108,6 +108,8 @@ class SecretNoise:
     own: bytes | None = field(default=None, repr=False)
     threads: int | None = None
     """How many threads draw; None: as many as torch has."""
+    scale: float = 1.0
+    """What its message counts in the sum in which pairs' noise cancels (`grid.Grid.scale`)."""
     _last_round: int = field(default=-1, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -132,7 +134,7 @@ class SecretNoise:
     ) -> Tensor:
         """Return the same in numbers, float32: on the grid that the law itself asks for."""
         step = 1.0 if law.silent else step_for(law)
-        return (self.steps(law, step, ids, dim, round_, device).double() * step).float()
+        return (self.steps(law, step, ids, dim, round_, device).double() * (step / self.scale)).float()
 
     def pieces(
         self, law: NoiseLaw, step: float, ids: tuple[int, ...], dim: int, round_: int
@@ -151,7 +153,8 @@ class SecretNoise:
             raise PrivacyError(
                 f"round {round_} is over (the last was {self._last_round}): its noise is given out once only"
             )
-        paired, own = _deviations(law, step, len(self.pairs))
+        scaled = NoiseLaw(law.sigma_ind * self.scale, law.sigma_cor)
+        paired, own = _deviations(scaled, step, len(self.pairs))
         self._last_round = round_
         streams = []
         if law.sigma_cor > 0:

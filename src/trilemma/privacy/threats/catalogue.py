@@ -26,7 +26,7 @@ from typing import ClassVar
 
 from trilemma.base.errors import UserError
 from trilemma.base.registry import Registry
-from trilemma.privacy.threats.covariance import agreed_multiplier, complete_multiplier
+from trilemma.privacy.threats.covariance import agreed_multiplier, complete_multiplier, weighed_multiplier
 from trilemma.privacy.types import Assumption, NoiseLaw, choice
 
 
@@ -53,6 +53,8 @@ class ThreatModel:
         True
         """
         n, q, liars = threat.clients, threat.collusion, threat.collusion + threat.hidden
+        if threat.scales:
+            return weighed_multiplier(law, move, threat.scales, len(threat.scales) - n + q, threat.own)
         if threat.neighbours is None or threat.neighbours >= max(n, threat.most) - 1:
             return complete_multiplier(law, move, n, liars, q)  # more members only help
         return agreed_multiplier(law, move, range(n, max(n, threat.most) + 1), threat.neighbours, liars, q)
@@ -60,6 +62,12 @@ class ThreatModel:
     def notes(self, threat: Threat) -> tuple[str, ...]:
         """Return what has to be said beside every figure computed under this threat model."""
         who = f"{threat.name}: a curious server, and"
+        if threat.scales:
+            graph: tuple[str, ...] = (
+                "clients have public weights, and ε of their own: the figure is "
+                + ("that of one of them" if threat.own else "the largest"),
+            )
+            return (f"{who} at most q = {threat.collusion} clients whose secrets it knows", *graph)
         graph = (
             ()
             if threat.neighbours is None
@@ -96,7 +104,13 @@ class CentralModel(ThreatModel):
     central = True
 
     def multiplier(self, law: NoiseLaw, move: float, threat: Threat) -> float:
-        """See `ThreatModel.multiplier`: that of the mean."""
+        """See `ThreatModel.multiplier`: that of the mean; with weights the heaviest hides least."""
+        if threat.scales:
+            own = threat.own or max(threat.scales)
+            others = sorted(threat.scales)
+            others.remove(own)
+            kept = [own, *others[: threat.honest - 1]]  # the heaviest lie
+            return math.hypot(*kept) * law.sigma_ind / (own * move)
         return math.sqrt(threat.honest * (law.sigma_ind**2 + threat.hidden * law.sigma_cor**2)) / move
 
     def notes(self, threat: Threat) -> tuple[str, ...]:
@@ -154,6 +168,9 @@ class Threat:
     may be expelled, `clients` is how many are left at least and `most` how many there are at most; 0: they
     are always `clients`. Figures hold for every number between.
 
+    Where clients have public weights, `scales` are weights times their number, one for each client there is
+    at most, and `own` is the scale of the client whose figure is asked for; 0: the worst client's.
+
     >>> Threat("byzldp", clients=100, byzantine=10).collusion
     10
     >>> Threat("secldp", clients=100, byzantine=10, collusion=11)
@@ -168,6 +185,8 @@ class Threat:
     assume: Assumption = "guaranteed"
     neighbours: int | None = None
     most: int = 0
+    scales: tuple[float, ...] = ()
+    own: float = 0.0
 
     def __post_init__(self) -> None:
         everyone = threat_models[self.name].colluding
@@ -184,6 +203,15 @@ class Threat:
             raise UserError(f"secrets are shared with at least one other, got k = {self.neighbours}")
         if self.most and self.most < self.clients:
             raise UserError(f"at most {self.most} clients cannot be at least n = {self.clients}")
+        if self.scales and len(self.scales) != max(self.clients, self.most):
+            raise UserError(f"{len(self.scales)} weights for {max(self.clients, self.most)} clients")
+        if self.own and self.own not in self.scales:
+            raise UserError(f"no client has the scale {self.own:g}")
+        if self.scales and (self.neighbours is not None or self.assume == "published"):
+            raise UserError(
+                "with weights, secrets are shared with all, and figures count on no liars: leave neighbours "
+                "and assume = 'published' out"
+            )
         if self.collusion == -1:
             object.__setattr__(self, "collusion", self.byzantine if everyone else 0)
         if not 0 <= self.collusion <= self.byzantine:

@@ -269,14 +269,64 @@ def worst_multiplier(graph: SecretGraph, law: NoiseLaw, sensitivity: float, coll
     return bound_multiplier(graph, law, sensitivity, collusion, collusion)
 
 
-def mean_noise(law: NoiseLaw, clients: int, byzantine: int, neighbours: int | None = None) -> float:
+def weighed_multiplier(
+    law: NoiseLaw, sensitivity: float, scales: Sequence[float], gone: int, own: float = 0.0
+) -> float:
+    """Return z of a client of scale `own`, or the least of all, where noise cancels in a weighted sum.
+
+    Client i, of scale ω_i, sends x_i + v̄_i + Σ_j v_ij/ω_i: in Σ ω_i x_i what pairs share cancels. Multiplied
+    by ω_i, which is public, messages are those of an ordinary federation whose clients have clips and
+    noise of their own, Σ' = σ_cor² L + diag(ω_i² σ_ind²), and z_i = 1/(Δ ω_i √(Σ'⁻¹)_ii). On the complete
+    graph of the N = n − `gone` clients that are there and do not collude, with d_j = Nσ_cor² + ω_j² σ_ind²,
+
+        (Σ'⁻¹)_ii = 1/d_i + σ_cor²/d_i² / Σ_j (ω_j² σ_ind² / (N d_j))               (Sherman, Morrison 1950).
+
+    It grows when the sum loses its largest terms: the worst that are `gone` are the heaviest of the others.
+    Fewer of them only help, as in `worst_multiplier`, and so does a hidden client in the place of a sender.
+
+    >>> law = NoiseLaw(0.5, 1.0)
+    >>> equal = complete_multiplier(law, 2.0, 9, 2, 2)
+    >>> abs(weighed_multiplier(law, 2.0, [1.0] * 9, gone=2) - equal) < 1e-12
+    True
+    """
+    if own == 0.0:
+        return min(weighed_multiplier(law, sensitivity, scales, gone, one) for one in set(scales))
+    if law.silent:
+        return 0.0
+    others = sorted(scales)
+    others.remove(own)
+    squares = np.square([own, *others[: len(others) - gone]]) * law.sigma_ind**2
+    shared = len(squares) * law.sigma_cor**2
+    spread = squares + shared
+    left = float((squares / spread).sum()) / len(squares)
+    if not left > 0:
+        raise PrivacyError(
+            "no guarantee: with sigma_ind = 0 the pairwise noise cancels in the weighted sum of the "
+            "messages. Use sigma_ind > 0"
+        )
+    precision = (1 + law.sigma_cor**2 / (spread[0] * left)) / spread[0]
+    return 1 / (sensitivity * own * math.sqrt(precision))
+
+
+def mean_noise(
+    law: NoiseLaw,
+    clients: int,
+    byzantine: int,
+    neighbours: int | None = None,
+    scales: Sequence[float] = (),
+) -> float:
     """Return the variance of the noise in a coordinate of the honest mean: (fσ_cor² + σ_ind²)/(n − f).
 
     With k `neighbours` it is at most (fkσ_cor²/(n − f) + σ_ind²)/(n − f): a liar leaves k streams behind.
+    With `scales` the mean is weighted, and the heaviest lie: (f(n − f)σ_cor² + Σω²σ_ind²)/(Σω)².
 
     >>> round(mean_noise(NoiseLaw(sigma_cor=0.6), clients=100, byzantine=10), 4)
     0.04
     """
+    if scales:
+        honest = np.sort(scales)[: clients - byzantine]
+        own = float((honest**2).sum()) * law.sigma_ind**2
+        return (byzantine * len(honest) * law.sigma_cor**2 + own) / float(honest.sum()) ** 2
     left = left_by_liars(clients, byzantine, neighbours)
     return (left * law.sigma_cor**2 + law.sigma_ind**2) / (clients - byzantine)
 
