@@ -167,7 +167,7 @@ def test_a_federation_with_weights_keeps_its_members(tmp_path: Path) -> None:
     assert {party.name for party in layout.parties(folder)} == {"server", *(f"client-{i}" for i in range(5))}
     membership.leave(folder, "client-4")
     with pytest.raises(ConfigError, match="a client was removed"):
-        load_task(parties[0])
+        load_task(layout.parties(folder)[0])
 
 
 @pytest.mark.parametrize(
