@@ -59,6 +59,11 @@ class Subject:
                 f"[privacy] neighbours = {threat.neighbours}: the attacks here know the noise of clients who "
                 "share secrets with all others; audit the configuration without it"
             )
+        if threat.scales:
+            raise PrivacyError(
+                "[federation] weights: the attacks here know the noise of clients who are all alike; audit "
+                "the configuration without them"
+            )
         asked = config.run.rounds if rounds is None else min(rounds, config.run.rounds)
         return cls(
             name=config.algorithm.name,

@@ -40,6 +40,7 @@ def privacy_command(
     neighbours: Annotated[
         int | None, typer.Option("-k", "--neighbours", help="others each shares secrets with; default: all")
     ] = None,
+    weights: Annotated[str, typer.Option(help="public weights of the clients, as in 29,29,20,12")] = "",
     clip: Annotated[float, typer.Option(help="bound on what a unit contributes")] = 1.0,
     sigma_ind: SigmaInd = None,
     sigma_cor: SigmaCor = None,
@@ -78,6 +79,7 @@ def privacy_command(
         byzantine=byzantine,
         collusion=collusion,
         neighbours=neighbours,
+        weights=weights,
         clip=clip,
         sigma_ind=sigma_ind,
         sigma_cor=sigma_cor,
@@ -98,7 +100,7 @@ def privacy_command(
             raise UserError("--plot draws epsilon over the rounds: give --delta")
         check_picture(plot)  # said before anything is computed
     found, record = question.finding, question.record()
-    remarks = [f"note: {note}" for note in found.notes]
+    remarks = [f"note: {note}" for note in record["notes"]]
     if "no_guarantee" in record:
         remarks.insert(0, f"no guarantee: {record['no_guarantee']}")
     if plot is not None and delta is not None:

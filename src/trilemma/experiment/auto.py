@@ -187,7 +187,8 @@ def _variance(config: Config, examples: int, rounds: int) -> float:
     federation = config.federation
     if release is None:
         return 0.0
-    return mean_noise(release.law, federation.clients, federation.f, config.privacy.neighbours)
+    n, f, scales = federation.clients, federation.f, federation.scales
+    return mean_noise(release.law, n, f, config.privacy.neighbours, scales)
 
 
 def _with(config: Config, numbers: Mapping[str, Any], open_: bool = True) -> Config:

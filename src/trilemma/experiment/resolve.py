@@ -10,8 +10,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from trilemma import aggregation, privacy
 from trilemma.aggregation import Rule
+from trilemma.aggregation.passes.gram import heaviest
 from trilemma.base.errors import ConfigError, PrivacyError
 from trilemma.experiment.parsing import Config
 from trilemma.learning import Algorithm, Setup
@@ -131,7 +134,7 @@ def resolve(
     release = None if release is None else replace(release, drawing=drawn)
     paper = config.privacy.noise == "paper"
     printed = config.privacy.epsilon if paper else None
-    notes = (*notes, *_around_own(config, examples))
+    notes = (*notes, *_around_own(config, examples), *_weights(config, rule))
     if own_scores is not None:
         notes = (*notes, *_said(algorithm, model, own_scores))
     return Resolved(rule, release, threat, algorithm, (*notes, *caveats), caveats, printed, own_scores)
@@ -208,6 +211,20 @@ def _said(algorithm: Algorithm, model: Model | None, own_scores: OwnScores) -> _
     return (
         f"clients evaluate {times} times, each share of right answers with noise of standard deviation "
         f"{deviation:.3g}; its cost is in ε",
+    )
+
+
+def _weights(config: Config, rule: Rule) -> _Words:
+    """Return what must be said where clients have weights: what liars may weigh, and what that costs."""
+    federation = config.federation
+    if not federation.shares:
+        return ()
+    heavy = heaviest(np.array(federation.shares), federation.f)
+    kappa, alike = (one.kappa(federation.clients) for one in (rule, rule.weighed(())))
+    costs = "" if kappa is None or not alike else f"; κ = {kappa:.3g}, where equal weights have {alike:.3g}"
+    return (
+        f"public weights from {min(federation.shares):.3g} to {max(federation.shares):.3g}: "
+        f"f = {federation.f} liars weigh at most {heavy:.3g}{costs}",
     )
 
 

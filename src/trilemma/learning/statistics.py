@@ -21,6 +21,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from trilemma.base.errors import ConfigError
 from trilemma.base.keys import Key
 from trilemma.learning.messages import Asked, Messages, Parts, one_vector
 from trilemma.learning.protocol import Algorithm, Clients, ClientStep, ServerStep, Start, State
@@ -78,6 +79,10 @@ class PrivateStatistics(AlgorithmSettings):
     def build(self, setup: Setup) -> Algorithm:
         """See `AlgorithmSettings.build`."""
         release = setup.release
+        if setup.scales:
+            raise ConfigError(
+                "[federation] weights: statistics count records, of whom each counts once; leave them out"
+            )
 
         def init(model: Model, ids: tuple[int, ...], key: Key) -> Start:
             params, kept = torch.zeros(model.dim), torch.full((setup.clients, model.dim), torch.nan)

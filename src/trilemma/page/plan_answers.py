@@ -21,6 +21,7 @@ class PlanQuestion(BaseModel):
     byzantine: int = Field(default=0, ge=0, le=100_000)
     collusion: int | None = Field(default=None, ge=0, le=100_000)
     neighbours: int | None = Field(default=None, ge=1, le=100_000)
+    weights: str = Field(default="", max_length=20_000)
     clip: float = 1.0
     sigma_ind: float | None = None
     sigma_cor: float | None = None

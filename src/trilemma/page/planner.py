@@ -63,7 +63,8 @@ def plan(question: Question, rule: str) -> PlanAnswer:
     asked: Literal["epsilon", "delta"] = "delta" if question.delta is None else "epsilon"
     reason = record.get("no_guarantee", "")
     figures = record["printed"] if reason else record[asked]
-    variance = mean_noise(law, question.clients, question.byzantine, question.neighbours)
+    scales = question.model.scales
+    variance = mean_noise(law, question.clients, question.byzantine, question.neighbours, scales)
     kappa, criterion, problem = _robustness(rule, question)
     hidden, nothing_hides = _hidden(question, law)
     toml, wrong = _toml(question, law, rule)
@@ -112,7 +113,7 @@ def command(question: Question) -> str:
 def _robustness(rule: str, question: Question) -> tuple[float | None, str, str]:
     """Return κ of a rule and its criterion, or why the rule is not for so many liars."""
     try:
-        parsed = aggregation.parse(rule, question.byzantine)
+        parsed = aggregation.parse(rule, question.byzantine, question.shares)
         parsed.check(question.clients)
         return parsed.kappa(question.clients), parsed.criterion, ""
     except UserError as error:
@@ -121,6 +122,8 @@ def _robustness(rule: str, question: Question) -> tuple[float | None, str, str]:
 
 def _hidden(question: Question, law: NoiseLaw) -> tuple[float | None, str]:
     """Return how far liars can move the mean, whatever they send, or why that is not a question here."""
+    if question.shares:
+        return None, "what liars can hide is not known for clients of unequal weight"
     try:
         found = hidden_shift(
             law,
@@ -166,7 +169,8 @@ def _toml(question: Question, law: NoiseLaw, rule: str) -> tuple[str, str]:
         key: getattr(question, key) for key, value in usual.items() if getattr(question, key) != value
     }
     tables = {
-        "federation": {"clients": question.clients, "tolerate": question.byzantine},
+        "federation": {"clients": question.clients, "tolerate": question.byzantine}
+        | ({"weights": list(question.shares)} if question.shares else {}),
         "algorithm": algorithm,
         "aggregation": {"rule": rule},
         "privacy": privacy,
@@ -222,7 +226,7 @@ def _over_clients(question: Question, epsilon: float) -> PlanCurve:
         share = size / question.clients
         liars = min(int(question.byzantine * share), size - 1)
         colluders = None if question.collusion is None else min(int(question.collusion * share), liars)
-        other = replace(question, clients=size, byzantine=liars, collusion=colluders)
+        other = replace(question, clients=size, byzantine=liars, collusion=colluders, weights="")
         plans = least_noise(
             other.shape, (other.model,), epsilon, other.delta or 0.0, other.rounds, other.accountant
         )

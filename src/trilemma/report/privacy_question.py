@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
+from trilemma.aggregation.steps.weights import check
 from trilemma.base.errors import UserError
 from trilemma.privacy import NoiseLaw, Release, Sampling, Threat
 from trilemma.privacy.accounting import calculator
@@ -32,6 +34,7 @@ class Question:
     byzantine: int = 0
     collusion: int | None = None
     neighbours: int | None = None
+    weights: str = ""
     clip: float = 1.0
     sigma_ind: float | None = None
     sigma_cor: float | None = None
@@ -50,6 +53,7 @@ class Question:
     def record(self) -> dict[str, Any]:
         """Return the answer as plain values: what was found, and the least noise where that was asked."""
         record = finding_record(self.finding)
+        record["notes"] = [*record["notes"], *self._each()]
         return record if self.calibration is None else record | calibration_record(self.calibration, self.dim)
 
     @cached_property
@@ -91,8 +95,29 @@ class Question:
             self.byzantine,
             assume=cast(Assumption, self.assume),
             neighbours=self.neighbours,
+            scales=tuple(self.clients * share for share in self.shares),
         )
         return threat if self.collusion is None else replace(threat, collusion=self.collusion)
+
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """The clients' public weights, normalised; () where all are alike."""
+        try:
+            said = [float(word) for word in self.weights.split(",") if word.strip()]
+        except ValueError:
+            raise UserError(f"weights = {self.weights!r}; allowed: numbers, as in 29,29,20,12") from None
+        return check(said, self.clients, self.byzantine) if said else ()
+
+    def _each(self) -> Iterator[str]:
+        """Say what ε is for clients of each weight."""
+        found = self.finding
+        if self.delta is None or found.threat.name == "ldp":
+            return
+        for share in sorted(set(self.shares), reverse=True):
+            threat = replace(found.threat, own=self.clients * share)
+            cost = calculator.find_epsilon(found.release, threat, self.rounds, self.delta).epsilon
+            assert isinstance(cost, dict)
+            yield f"a client of weight {share:.3g}: ε = {min(cost.values()):.3g}"
 
     @property
     def shape(self) -> Release:

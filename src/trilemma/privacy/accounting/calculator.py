@@ -119,10 +119,11 @@ def picture(release: Release, threat: Threat, rounds: int, delta: float) -> Priv
 def _collusions(threat: Threat) -> tuple[Threat, ...]:
     """Return SecLDP for a handful of q between none and all of the Byzantine clients."""
     chosen = sorted({round(share * threat.byzantine) for share in (0, 0.25, 0.5, 0.75, 1)})
-    return tuple(Threat("secldp", threat.clients, threat.byzantine, q, threat.assume) for q in chosen)
+    n, f, assume, scales = threat.clients, threat.byzantine, threat.assume, threat.scales
+    return tuple(Threat("secldp", n, f, q, assume, scales=scales) for q in chosen)
 
 
 def _models(threat: Threat) -> tuple[Threat, ...]:
     """Return all threat models of the same federation."""
     n, f = threat.clients, threat.byzantine
-    return tuple(Threat(name, n, f, assume=threat.assume) for name in threat_models)
+    return tuple(Threat(name, n, f, assume=threat.assume, scales=threat.scales) for name in threat_models)
