@@ -23,6 +23,7 @@ RUN = (
     "tutorials/reproducing-a-paper",
     "concepts/evidence",
     "concepts/gram-to-weights",
+    "concepts/weights",
     "aggregation",
     "attacks",
     "federation",

@@ -60,7 +60,10 @@ def trust_map(found: RunMetadata, seeds: Mapping[int, Sequence[Record]], seed: i
         ],
         equal=1 / count,
         verdict=shown(
-            verdict(summary.rule, count, records, federation.get("tolerate", federation["byzantine"]))
+            verdict(
+                *(summary.rule, count, records, federation.get("tolerate", federation["byzantine"])),
+                federation.get("weights", ()),
+            )
         ),
         seed=seed,
         remark=remark,

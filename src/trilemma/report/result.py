@@ -134,7 +134,8 @@ class Result:
         """Say who stands out by a small share in the aggregate, or that nobody does (`report.trust`)."""
         seed = None if self._liars_stay else next(iter(self.seeds))
         records = self.records if seed is None else self.seeds[seed]
-        said = verdict(self.summary.rule, self.summary.clients, records, self.config.federation.f)
+        table = self.config.federation
+        said = verdict(self.summary.rule, self.summary.clients, records, table.f, table.weights)
         return f"seed {seed}: {said}" if said and seed is not None else said
 
     @property

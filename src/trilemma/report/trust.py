@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -147,8 +147,19 @@ def leaves_out(rule: str, clients: int, most: int) -> bool:
     return bool(np.median([float(one.min()) for one in alike]) < 0.1 / clients)
 
 
-def verdict(rule: str, clients: int, records: Sequence[Record], most: int) -> str:
-    """Say who stands out by its share, or that nobody does; "" where there is nothing to tell."""
+def verdict(
+    rule: str, clients: int, records: Sequence[Record], most: int, weights: Sequence[float] = ()
+) -> str:
+    """Say who stands out by its share, or that nobody does; "" where there is nothing to tell.
+
+    With public weights a share counts for what it is beside the weight: a small site is no suspect.
+    """
+    if weights:
+        fair = dict(enumerate(clients * np.array(weights) / sum(weights)))
+        records = [
+            replace(one, weights={i: share / fair.get(i, 1.0) for i, share in one.weights.items()})
+            for one in records
+        ]
     everyone = [one for one in trusted(clients, records) if one.heard]
     if not most or not everyone or everyone[0].weight == everyone[-1].weight:
         return ""
