@@ -31,7 +31,7 @@ SEEDS = 3
 
 
 @dataclass(frozen=True)
-class Ground:
+class Sites:
     """Sites, what is learned there, and how: an example of the repository."""
 
     name: str
@@ -58,7 +58,7 @@ class Ground:
 
 
 GROUNDS = (
-    Ground(
+    Sites(
         "four hospitals, ε = 4 for a record (SecLDP, δ = 1e-3), 20 rounds",
         "hospitals",
         "accuracy",
@@ -74,7 +74,7 @@ GROUNDS = (
             "rounds": 20,
         },
     ),
-    Ground(
+    Sites(
         "six regions, no noise, 30 rounds",
         "survival",
         "concordance",
@@ -92,7 +92,7 @@ GROUNDS = (
 )
 
 
-def rows(ground: Ground) -> Iterator[str]:
+def rows(ground: Sites) -> Iterator[str]:
     """Yield the lines of a ground's table."""
     plain = ground.task(range(ground.module().clients))
     sizes = _sizes(plain)
@@ -116,7 +116,7 @@ def rows(ground: Ground) -> Iterator[str]:
 
 
 def score(
-    ground: Ground, rule: str, weights: Sequence[int], sizes: Sequence[int], case: tuple[str, str]
+    ground: Sites, rule: str, weights: Sequence[int], sizes: Sequence[int], case: tuple[str, str]
 ) -> str:
     """Return the mean score of a cell; the site that lies is the last."""
     attack, who = case
