@@ -36,7 +36,10 @@ def test_a_csv_with_a_client_column(table: Path) -> None:
 
 
 def test_missing_values_are_found_or_dropped(table: Path) -> None:
-    with pytest.raises(UserError, match="client 'a', row 1, column 'pulse': nan is not a finite number"):
+    with pytest.raises(
+        UserError,
+        match=r"client 'a', row 1 \(table.csv, line 3\), column 'pulse': nan is not a finite number",
+    ):
         data.from_table(table, client="site", label="ill")
     own = data.from_table(table, client="site", label="ill", missing="drop")
     assert own.x_train.tolist() == [[52.0, 64.0], [61.0, 80.5], [38.0, 77.0]]
@@ -56,7 +59,7 @@ def test_several_targets_prepared_columns_and_classes_by_name(table: Path) -> No
 
 
 def test_a_text_column_is_refused_or_tokenised(table: Path) -> None:
-    with pytest.raises(UserError, match="client 0, row 1, column 'site': 'a' is text, a category"):
+    with pytest.raises(UserError, match=r"client 0, row 1 \(.*\), column 'site': 'a' is text, a category"):
         data.from_table(table, client="ill", label="age")
     rows = {"bank": [0, 1, 0], "text": ["my card", "lost", "no"], "intent": [0, 1, 1]}
 
@@ -92,7 +95,7 @@ def test_bad_tables_are_refused(table: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             data.from_table(table, **{"client": "site", "label": "ill", **change})
     for text, message in (
-        ("a,b\n1,2\n3\n", "row 1: 1 fields, the table has 2 columns"),
+        ("a,b\n1,2\n3\n", r"row 1 \(line 3\): 1 fields, the table has 2 columns"),
         ("a,a\n1,2\n", "two columns"),
     ):
         table.write_text(text)
@@ -131,7 +134,7 @@ def test_a_file_for_each_client_and_one_test_for_all(tmp_path: Path) -> None:
     assert own.x_test.tolist() == [[7, 8]]
     assert own.natural.test == []
     (tmp_path / "south.csv").write_text("5,,1\n")
-    with pytest.raises(UserError, match="client 'south', row 0, column 'b': nan"):
+    with pytest.raises(UserError, match=r"client 'south', row 0 \(south.csv, line 1\), column 'b': nan"):
         data.from_folder(tmp_path, label="c", names=["a", "b", "c"])
 
 

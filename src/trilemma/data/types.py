@@ -37,7 +37,8 @@ class Dataset:
 
     `description` says what was loaded, from where and how it is scaled. `augment` changes training features
     when they are drawn; `natural` says who holds what, for data that comes with its clients. `left_out` (n,)
-    are training examples that have their places and count as zero.
+    are training examples that have their places and count as zero. `names` are those of a table's columns, in
+    the order of the matrix `x_*`; none where examples came without names.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Dataset:
     natural: Holdings | None = None
     multilabel: bool = False
     left_out: Tensor | None = None
+    names: tuple[str, ...] = ()
 
     def to(self, device: torch.device | str) -> Dataset:
         """Return the same data set on `device`."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from trilemma import data, models
-from trilemma.base.errors import ConfigError
+from trilemma.base.errors import ConfigError, UserError
 from trilemma.base.keys import Key
 from trilemma.data import Dataset, FederatedData
 from trilemma.experiment.model_inputs import features_key
@@ -147,6 +147,15 @@ def one_party(
         given = task.client_dataset(client)
     else:
         given = task.fitted(client, tell, examples)
+    if given.names and not task.columns:
+        said = data.declaration_of(given).names
+        wrong = (
+            "the columns of a table may be in another order at another party: say their names in task.py, as "
+            f"`trilemma check` proposes: expects = Declaration(x=Values(…, names={said!r}), …)"
+        )
+        if tell is None or made is None:
+            raise UserError(wrong)
+        tell(wrong)
     dataset = _features(config, given, key)
     learner = learner_of(config, key, task, made or dataset)
     held = _natural(config, key, dataset, given, examples, first=client)

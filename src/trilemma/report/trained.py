@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +14,12 @@ from torch import Tensor, nn
 from trilemma import models
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
-from trilemma.data.own.columns import ColumnPlace, read_column
+from trilemma.data.own.clients import LABELS
+from trilemma.data.own.columns import ClientExamples, ColumnPlace, read_column
+from trilemma.data.own.headings import in_order
+from trilemma.data.own.reading import read_features
 from trilemma.data.own.table_files import is_table, read_table
-from trilemma.data.types import Features
+from trilemma.data.types import Features, columns_of
 from trilemma.experiment import Inputs
 from trilemma.models.types import Buffers, Model
 from trilemma.task import Learner, Task
@@ -105,16 +108,40 @@ class Trained:
             return self.learner.judged(said(self.net, data.x_train), data.y_train)
 
     def _features(self, x: Any) -> Features:
-        """Read examples without targets."""
-        place = ColumnPlace("the examples")
-        if not is_table(x) and not isinstance(x, Mapping):
-            return read_column(x, place, "").dense(None, 0)
-        table = read_table(x) if is_table(x) else x
-        names = [name for name in table if name not in (self.task.label, self.task.client)]
-        read = {str(name): read_column(table[name], place, str(name)).dense(None, 0) for name in names}
-        if isinstance(x, Mapping) or any(column.dim() > 1 for column in read.values()):
-            return read
-        return torch.stack([column.float() for column in read.values()], dim=1)
+        """Read examples without targets, their columns in the order of training; refuse what is not expected."""
+        place, names = ColumnPlace("the examples"), self.task.columns
+        if is_table(x) or isinstance(x, Mapping):
+            table = read_table(x)
+            labels = (self.task.label,) if self.task.label else LABELS if names else ()
+            own = [name for name in table if name in names or name not in (*labels, self.task.client)]
+            place = replace(place, rows=np.arange(len(next(iter(table.values()), ()))))
+            place, read = read_features(table, own, place)
+            if isinstance(x, Mapping) and not names:  # as it was given: the model takes columns by name
+                read = {name: read_column(table[name], place, name) for name in own}
+        else:
+            read = {"": read_column(x, place, "")}
+        given = ClientExamples(place, read, next(iter(read.values())))
+        if names:
+            given = in_order(given, names, "the training data")
+        found = {name: column.dense(None, 0) for name, column in given.x.items()}
+        features: Features = found[""] if [*found] == [""] else found
+        return features if self.task.expects is None else self._expected(features)
+
+    def _expected(self, x: Features) -> Features:
+        """Return examples that are what `expects` says; refuse others, with the first one's place."""
+        declared, given = self.task.expects, columns_of(x)
+        assert declared is not None
+        cure = "(expects); predict takes what data() returns"
+        for name, values in declared.columns.items():
+            who = f"{name!r}" if name else "the numbers"
+            if name not in given or tuple(given[name].shape[1:]) != values.shape:
+                found = tuple(given[name].shape[1:]) if name in given else "missing"
+                raise UserError(f"{who} of an example: {found}; allowed: shape {values.shape} {cure}")
+            out = values.outside(given[name]).nonzero().flatten().tolist()
+            if out:
+                low, high = ("any" if end is None else f"{end:g}" for end in (values.low, values.high))
+                raise UserError(f"row {out[0]}: {who} outside {low} … {high} {cure}")
+        return x
 
 
 def in_use(

@@ -293,6 +293,15 @@ class Task:
         return ""
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of a table's columns in the order that the model sees: as declared, or as they were read.
+
+        None where they are not declared and nothing was read, or nothing with names.
+        """
+        known: Dataset | None = self.__dict__.get("dataset")
+        return (self.expects.names if self.expects else ()) or (known.names if known else ())
+
+    @property
     def _listed(self) -> list[Any]:
         assert not callable(self.clients)
         return [*self.clients.values()] if isinstance(self.clients, Mapping) else [*self.clients]
@@ -314,10 +323,11 @@ class Task:
             clients,
             test,
             label=self.label,
-            target=self.target,
+            target=self.target or (None if said is None else said.target),
             classes=self.classes or (None if said is None else said.classes),
             length=self.length or (None if said is None else said.length),
             name=self.name,
+            columns=self.columns,
         )
 
     def _metrics(self, dataset: Dataset | None, loss: Loss) -> dict[str, Metric]:

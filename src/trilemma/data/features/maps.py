@@ -83,7 +83,7 @@ def with_features(
     train = _computed(dataset.x_train, act, steps, cache)
     test = _computed(dataset.x_test, act, steps, cache) if len(dataset.y_test) else train[:0]
     description = "; ".join(part for part in (dataset.description, str(steps)) if part)
-    return replace(dataset, x_train=train, x_test=test, description=description)
+    return replace(dataset, x_train=train, x_test=test, description=description, names=())
 
 
 def features_of(

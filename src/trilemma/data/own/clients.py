@@ -24,7 +24,7 @@ what is computed from records and shapes the model is a release of its own, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -33,8 +33,9 @@ from torch import Tensor
 
 from trilemma.base.errors import UserError, nearest
 from trilemma.data.own.columns import ClientExamples, Column, ColumnPlace, read_column
-from trilemma.data.own.reading import Reading
-from trilemma.data.own.table_files import Share, is_table, whole
+from trilemma.data.own.headings import alike, refuse_index
+from trilemma.data.own.reading import Reading, read_features
+from trilemma.data.own.table_files import Share, is_frame, is_table, whole
 from trilemma.data.own.targets import Target, Targets
 from trilemma.data.types import Dataset, Features, Holdings
 
@@ -54,6 +55,7 @@ def from_clients(
     classes: int | Sequence[Any] | None = None,
     length: int | None = None,
     name: str = "own",
+    columns: Sequence[str] = (),
 ) -> Dataset:
     """Return the data set whose client i holds the i-th of `clients`: use it with its `natural` holdings.
 
@@ -68,6 +70,8 @@ def from_clients(
         classes: Number of classes, or their names in order (public). Default: one more than the largest.
         length: What columns of varying length are padded, or cut, to (public). Default: the longest row.
         name: What the data set is called in reports.
+        columns: The names of a table's columns, in the order in which a model sees them. Default: the first
+            client's order. Everybody's tables must have these columns, in any order.
 
     >>> x, y = np.zeros((5, 3)), np.array([0, 1, 2, 0, 1])
     >>> own = from_clients({"north": (x, y), "south": (x[:2], y[:2])}, test=(x, y))
@@ -88,7 +92,7 @@ def from_clients(
             read_examples(own_tests[client], ColumnPlace(f"{_who(client)}'s test data"), label)
             for client in named
         ]
-    return assemble(train, tests, own_tests is not None, Targets(target, classes), length, name)
+    return assemble(train, tests, own_tests is not None, Targets(target, classes), length, name, columns)
 
 
 def assemble(
@@ -98,6 +102,7 @@ def assemble(
     targets: Targets,
     length: int | None,
     name: str,
+    columns: Sequence[str] = (),
 ) -> Dataset:
     """Check all examples, pad what varies, and lay the clients end to end.
 
@@ -108,9 +113,9 @@ def assemble(
     for given in train:
         if not len(given):
             raise UserError(f"{given.place.who} holds no examples; every client needs at least one")
-    everyone = [*train, *(given for given in tests if len(given))]
+    everyone, names = alike([*train, *(given for given in tests if len(given))], columns)
     for given in everyone:
-        _check_columns(given, train[0])
+        _check_columns(given, everyone[0])
     padding = _padding(everyone, length)
     x = [_features(given, padding) for given in everyone]
     for given, own in zip(everyone, x, strict=True):
@@ -138,6 +143,7 @@ def assemble(
         description=description,
         natural=holdings,
         multilabel=targets.kind == "multi-label",
+        names=names,
     )
 
 
@@ -170,6 +176,8 @@ def read_examples(given: Any, place: ColumnPlace, label: str | None = None) -> C
             f"{place.who}: cannot read a {type(given).__name__}; allowed: (x, y), a torch Dataset or "
             "DataLoader, a data frame, the path of a table, or a mapping of columns"
         )
+    if is_frame(x):
+        return _from_frame(x, y, place)
     columns = x if isinstance(x, Mapping) else {"": x}
     read = {str(name): read_column(values, place, str(name)) for name, values in columns.items()}
     target = read_column(y, place, "the label", text=True)
@@ -182,6 +190,23 @@ def read_examples(given: Any, place: ColumnPlace, label: str | None = None) -> C
     if not read:
         raise UserError(f"{place.who} has labels, but no features")
     return ClientExamples(place, read, target)
+
+
+def _from_frame(x: Any, y: Any, place: ColumnPlace) -> ClientExamples:
+    """Read features that are a data frame, whose columns have names, and targets beside it."""
+    share, target = whole(x), read_column(y, place, "the label", text=True)
+    if len(share.rows) != len(target):
+        raise UserError(
+            f"{place.who}: {len(share.rows)} rows, but {len(target)} labels; every example needs one"
+        )
+    if hasattr(x, "index") and hasattr(y, "index") and not callable(y.index) and not x.index.equals(y.index):
+        raise UserError(
+            f"{place.who}: the rows of x and of y have other indexes, so they may not belong together; give "
+            "y.loc[x.index], or reset both indexes if they do"
+        )
+    names = tuple(share.columns)
+    refuse_index(names, place.who)
+    return ClientExamples(*read_features(share.columns, names, replace(place, rows=share.rows)), target)
 
 
 def _without_label(

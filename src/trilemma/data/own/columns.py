@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -12,10 +13,15 @@ from torch import Tensor
 
 from trilemma.base.errors import UserError
 
+MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null")
+"""What stands for a missing value in a CSV file."""
+
 
 @dataclass(frozen=True)
 class ColumnPlace:
     """Where examples came from, for messages: whose they are, their rows there, the names of their columns.
+
+    Rows are counted from 0; of a text `file` the `lines` of all its rows are known too.
 
     >>> ColumnPlace("client 'north'", rows=np.array([4, 7]), names=("age", "pulse")).at(1, "", (0,))
     "client 'north', row 7, column 'age'"
@@ -24,11 +30,14 @@ class ColumnPlace:
     who: str
     rows: np.ndarray | None = None
     names: tuple[str, ...] = ()
+    file: str = ""
+    lines: np.ndarray | None = None
 
     def at(self, row: int, column: str = "", index: Sequence[int] = ()) -> str:
         """Return the place of one number: its row, its column, and its index within an example."""
         number = row if self.rows is None else int(self.rows[row])
-        return f"{self.who}, row {number}{self.column(column, index)}"
+        line = "" if self.lines is None else f" ({self.file}, line {self.lines[number]})"
+        return f"{self.who}, row {number}{line}{self.column(column, index)}"
 
     def column(self, column: str, index: Sequence[int] = ()) -> str:
         """Return ", column …": the column's name, else its number."""
@@ -139,6 +148,35 @@ def read_column(values: Any, place: ColumnPlace, column: str, *, text: bool = Fa
     if array.dtype.kind not in "biuf":
         raise UserError(f"{place.who}{place.column(column)}: cannot read numbers of type {array.dtype}")
     return Column(_number_type(torch.from_numpy(np.array(array, order="C")), place, column))
+
+
+def numbers_in(cells: np.ndarray, where: Callable[[int], str], if_text: str) -> Tensor:
+    """Read cells of text as numbers; refuse the first that is none; `if_text` is what to say if most are none.
+
+    >>> numbers_in(np.array(["1.5", "1,5"]), "row {}:".format, "is text")
+    Traceback (most recent call last):
+    trilemma.base.errors.UserError: row 1: '1,5' is not a number; write it with a point, 1.5
+    """
+    found = [_as_number(cell) for cell in cells]
+    odd = [row for row, number in enumerate(found) if number is None]
+    if not odd:
+        return torch.tensor([number or 0.0 for number in found])
+    cell, cure = str(cells[odd[0]]), if_text
+    if _as_number(cell.replace(",", ".", 1)) is not None:
+        cure = f"is not a number; write it with a point, {cell.replace(',', '.', 1).strip()}"
+    elif 2 * len(odd) < len(found):
+        cure = "is not a number; correct it, leave the row out, or leave the cell empty (a missing value)"
+    raise UserError(f"{where(odd[0])} {cell[:40]!r} {cure}")
+
+
+def _as_number(cell: Any) -> float | None:
+    """Return a cell's number, NaN if it stands for a missing value; None: it is neither."""
+    if str(cell).strip() in MISSING:
+        return math.nan
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return None
 
 
 def _is_row(value: Any) -> bool:

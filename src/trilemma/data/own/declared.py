@@ -7,13 +7,16 @@ out, it tries on records that are made up from the declaration (`made_up`), neve
 A `task.py` may state it:
 
     expects = Declaration(x=Values("numbers", (13,), low=-10, high=10), y=Values("whole", high=1))
+
+Where records are rows of a table it says the names of the columns too, in the order in which the model sees
+them. Another order is put into this one; other columns are refused.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -49,6 +52,7 @@ class Values:
         varies: Whether records may be shorter than `shape`: they are padded, with 0 or as labels with
             `IGNORED`.
         mask: Whether this column says which positions of the others are real.
+        names: The names of a table's columns, one for each number of a record.
 
     >>> Values("whole", (16,), low=0, high=999, varies=True).dtype
     torch.int64
@@ -63,6 +67,7 @@ class Values:
     high: float | None = None
     varies: bool = False
     mask: bool = False
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -70,6 +75,12 @@ class Values:
         object.__setattr__(self, "shape", tuple(self.shape))
         if any(type(size) is not int or size < 1 for size in self.shape):
             raise UserError(f"shape = {self.shape}; allowed: whole numbers, 1 or more")
+        object.__setattr__(self, "names", tuple(self.names))
+        if self.names and (self.shape != (len(self.names),) or len(set(self.names)) < len(self.names)):
+            raise UserError(
+                f"{len(set(self.names))} different names for records of shape {self.shape}; allowed: a name "
+                "for each number of a record"
+            )
         if self.varies and not self.shape:
             raise UserError("varies: single numbers do not differ in length; give the longest as shape")
         for name, end in (("low", self.low), ("high", self.high)):
@@ -109,14 +120,17 @@ class Values:
         """
         named = self.plain()
         first = [repr(named.pop("kind")), *([repr(self.shape)] if named.pop("shape", None) else [])]
+        if self.names:
+            named["names"] = self.names
         return f"Values({', '.join([*first, *(f'{name}={fact!r}' for name, fact in named.items())])})"
 
     def plain(self) -> dict[str, Any]:
         """Return it as values of TOML, without what is as usual."""
         usual = Values()
-        facts = {name: getattr(self, name) for name in ("kind", "shape", "low", "high", "varies", "mask")}
+        facts = {one.name: getattr(self, one.name) for one in fields(self)}
         said = {name: fact for name, fact in facts.items() if fact != getattr(usual, name)}
-        return {"kind": self.kind, **said, **({"shape": [*self.shape]} if self.shape else {})}
+        lists = {name: [*fact] for name, fact in said.items() if isinstance(fact, tuple)}
+        return {"kind": self.kind, **said, **lists}
 
 
 @dataclass(frozen=True)
@@ -147,6 +161,18 @@ class Declaration:
     def columns(self) -> Mapping[str, Values]:
         """The features by name; a single column has the empty name."""
         return {"": self.x} if isinstance(self.x, Values) else self.x
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of a table's columns, in order; none where they are not declared."""
+        return self.x.names if isinstance(self.x, Values) else ()
+
+    @property
+    def target(self) -> Literal["classes", "multi-label", "tokens", "values"] | None:
+        """What targets are, as far as the declaration says it."""
+        if self.y.kind == "whole":
+            return None if self.y.shape else "classes"
+        return "values" if self.y.kind == "numbers" else "multi-label"
 
     @property
     def classes(self) -> int | None:
@@ -195,8 +221,8 @@ def declaration_of(dataset: Dataset, seen: bool = False) -> Declaration:
     is to be protected from that, as with public data and in a simulation.
 
     >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
-    >>> declaration_of(Dataset("tiny", x, y, x, y, classes=2)).y
-    Values(kind='whole', shape=(), low=0, high=1, varies=False, mask=False)
+    >>> declaration_of(Dataset("tiny", x, y, x, y, classes=2)).y.code()
+    "Values('whole', low=0, high=1)"
     """
     columns = columns_of(dataset.x_train)
     masks = {name for name, part in columns.items() if name.endswith("mask") and part.dim() == 2}
@@ -207,7 +233,8 @@ def declaration_of(dataset: Dataset, seen: bool = False) -> Declaration:
         shape = tuple(part.shape[1:])
         if name in masks:
             return Values(kind, shape, 0, 1, varies=True, mask=True)
-        found = Values(kind, shape, varies=bool(shape) and shape[0] in long)
+        own = dataset.names if shape == (len(dataset.names),) else ()
+        found = Values(kind, shape, varies=bool(shape) and shape[0] in long, names=own)
         if kind == "whole" and seen and part.numel():
             found = replace(found, low=min(0, int(part.min())), high=int(part.max()))
         return found

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trilemma.base.keys import Key
 from trilemma.data.own.declared import Declaration, Values, made_up
+from trilemma.data.own.table_files import Share, is_table, whole
 from trilemma.data.types import IGNORED, Dataset, Holdings, columns_of, each
 
 
@@ -192,9 +193,12 @@ def _in_parts(declaration: Declaration, given: Any, read: Callable[[Any], Datase
 
 def _parts(given: Any) -> tuple[Callable[[slice], Any], int]:
     """Return a function that gives some records, in the form they all have, and their number."""
+    if is_table(given):
+        share = given if isinstance(given, Share) else whole(given)
+        return lambda rows: replace(share, rows=share.rows[rows]), len(share.rows)
     if isinstance(given, tuple) and len(given) == 2:
         x, y = given
-        return lambda rows: (_some(x, rows), y[rows]), len(y)
+        return lambda rows: (_some(x, rows), _some(y, rows)), len(y)
     if isinstance(given, Mapping):
         return lambda rows: _some(given, rows), len(next(iter(given.values())))
     if hasattr(given, "column_names"):
@@ -203,9 +207,9 @@ def _parts(given: Any) -> tuple[Callable[[slice], Any], int]:
 
 
 def _some(given: Any, rows: slice) -> Any:
-    return (
-        {name: column[rows] for name, column in given.items()} if isinstance(given, Mapping) else given[rows]
-    )
+    if isinstance(given, Mapping):
+        return {name: column[rows] for name, column in given.items()}
+    return given.iloc[rows] if hasattr(given, "iloc") else given[rows]
 
 
 def _places(declaration: Declaration, count: int) -> Dataset:

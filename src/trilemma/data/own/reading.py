@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from trilemma.base.errors import UserError, nearest
-from trilemma.data.own.columns import ClientExamples, Column, ColumnPlace, read_column
-from trilemma.data.own.table_files import Columns, read_table
+from trilemma.data.own.columns import MISSING, ClientExamples, Column, ColumnPlace, numbers_in, read_column
+from trilemma.data.own.headings import refuse_index
+from trilemma.data.own.table_files import Columns, TextTable, read_table
 
 Prepare = Callable[[dict[str, Any]], Columns]
 """A user's own step on a table just read: add, change and remove columns."""
@@ -32,10 +33,10 @@ class Reading:
     prepare: Prepare | None = None
     missing: Literal["refuse", "drop"] = "refuse"
 
-    def columns(self, table: Any) -> dict[str, Any]:
+    def columns(self, table: Any) -> Columns:
         """Read a table and prepare it."""
-        columns = dict(read_table(table, self.names))
-        return dict(self.prepare(columns)) if self.prepare else columns
+        columns = read_table(table, self.names)
+        return read_table(self.prepare(dict(columns))) if self.prepare else columns
 
     def examples(
         self, columns: Columns, who: str, rows: np.ndarray, ignored: Sequence[str] = ()
@@ -52,32 +53,49 @@ class Reading:
         for name in (*labels, *features):
             if name not in columns:
                 raise UserError(f"{who}: no column {name!r}: {nearest(name, columns)}")
+        if self.features is None:
+            refuse_index(features, who)
         if self.missing == "drop":
             lacking = np.zeros(len(rows), dtype=bool)
             for name in (*labels, *features):
                 lacking |= np.array([is_missing(columns[name][row]) for row in rows], dtype=bool)
             rows = rows[~lacking]
-        place = ColumnPlace(who, rows)
+        place = place_of(columns, who, rows)
         target = [read_column(_rows(columns[name], rows), place, name, text=True) for name in labels]
-        read = {name: self._feature(columns, name, rows, place) for name in features}
         y = target[0] if isinstance(self.label, str) else _matrix(target, torch.float32)
-        if all(column.single for column in read.values()):
-            matrix = {"": _matrix([*read.values()], torch.float32)} if read else {}
-            return ClientExamples(ColumnPlace(who, rows, features), matrix, y)
-        return ClientExamples(place, read, y)
+        return ClientExamples(*read_features(columns, features, place), y)
 
-    def _feature(self, columns: Columns, name: str, rows: np.ndarray, place: ColumnPlace) -> Column:
-        column = read_column(_rows(columns[name], rows), place, name, text=True)
-        if isinstance(column.values, np.ndarray):
-            raise UserError(
-                f"{place.at(0, name)}: {str(column.values[0])[:40]!r} is text, a category: make numbers of "
-                "the column first (pandas.get_dummies does), or leave it out"
-            )
+
+def place_of(columns: Columns, who: str, rows: np.ndarray) -> ColumnPlace:
+    """Return the place of some rows of a table, with their lines if it comes from a text file."""
+    if isinstance(columns, TextTable):
+        return ColumnPlace(who, rows, (), columns.file, columns.lines)
+    return ColumnPlace(who, rows)
+
+
+def read_features(
+    columns: Columns, names: Sequence[str], place: ColumnPlace
+) -> tuple[ColumnPlace, dict[str, Column]]:
+    """Return some columns in the place's rows: one matrix, with its names, where all are single numbers."""
+    assert place.rows is not None
+    read = {name: _feature(_rows(columns[name], place.rows), place, name) for name in names}
+    if read and all(column.single for column in read.values()):
+        return replace(place, names=tuple(names)), {"": _matrix([*read.values()], torch.float32)}
+    return place, read
+
+
+def _feature(values: Any, place: ColumnPlace, name: str) -> Column:
+    column = read_column(values, place, name, text=True)
+    if not isinstance(column.values, np.ndarray):
         return column
+    cure = "is text, a category: make numbers of the column first (pandas.get_dummies does), or leave it out"
+    return Column(numbers_in(column.values, lambda row: f"{place.at(row, name)}:", cure))
 
 
 def is_missing(value: Any) -> bool:
     """Tell whether a value of a table is none."""
+    if isinstance(value, str):
+        return value.strip() in MISSING
     return value is None or (isinstance(value, float | np.floating) and bool(np.isnan(value)))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trilemma.base.errors import UserError
-from trilemma.data.own.columns import Column, ColumnPlace
+from trilemma.data.own.columns import Column, ColumnPlace, numbers_in
 from trilemma.data.types import IGNORED
 
 Target = Literal["classes", "multi-label", "tokens", "values"]
@@ -81,12 +81,12 @@ class Targets:
         """Replace names of classes by their numbers."""
         if self.classes is None or isinstance(self.classes, int):
             if isinstance(column.values, np.ndarray):
-                raise UserError(
-                    f"{place.at(0)}: label {column.values[0]!r} is text; name the classes, in order, with "
-                    f"classes = [{column.values[0]!r}, …]"
-                )
+                cure = f"is text; name the classes, in order, with classes = [{column.values[0]!r}, …]"
+                return Column(numbers_in(column.values, lambda row: f"{place.at(row)}: label", cure))
             return column
         names = [*self.classes]
+        if isinstance(column.values, Tensor) and all(isinstance(name, str) for name in names):
+            return column  # numbers are the names' places, from 0
         numbers = {name: number for number, name in enumerate(names)}
         if isinstance(column.values, list):
             return Column([self._look_up(place, row.tolist(), numbers) for row in column.values])
