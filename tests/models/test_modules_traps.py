@@ -225,6 +225,47 @@ def test_coupled_examples_are_found_and_refused():
     assert models.couples(tokens, tokens.init(Key(1)), Stack(language.x, language.y)) == ""
 
 
+def raw(count: int = 120) -> tuple[Tensor, Tensor]:
+    """Return records as a hospital's table has them: areas near a thousand, smoothness near a tenth."""
+    draw = Key(7).torch()
+    y = torch.arange(count) % 2
+    size = torch.tensor([14.0, 19.0, 92.0, 650.0, 0.1, 25.0, 107.0, 880.0])
+    own = 0.3 * torch.randn(count, 8, generator=draw) + 0.4 * torch.randn(count, 1, generator=draw)
+    return (1 + own - 0.5 * y[:, None]) * size, y
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["mixed", "one class"])
+def test_a_loss_that_is_sure_of_unscaled_features_couples_nothing(seed, kind):
+    """What it pulls by is rounding, which was taken for company: privacy per record was refused."""
+    x, y = raw()
+    if kind == "one class":
+        x, y = x[y == 0], y[y == 0]
+    for loss in (nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))):
+        torch.manual_seed(seed)
+        model = models.from_module(nn.Linear(8, 2), loss)
+        assert models.couples(model, model.init(Key(seed)), Stack(x[None], y[None])) == ""
+
+
+@pytest.mark.parametrize(
+    "company",
+    [
+        lambda outputs: 1e-4 * outputs.var(0, correction=0).sum(),  # the more, the larger the outputs
+        lambda outputs: 0.01 * (outputs / (1 + outputs.abs())).sum(0).square().sum(),
+        lambda outputs: (
+            (outputs.abs() > 50).float().mul(outputs).var(0, correction=0).sum()
+        ),  # far from zero alone
+    ],
+)
+def test_examples_that_pull_each_other_are_found_where_the_loss_is_sure(company):
+    x, y = raw()
+    torch.manual_seed(0)
+    model = models.from_module(
+        nn.Linear(8, 2), lambda outputs, y: nn.functional.cross_entropy(outputs, y) + company(outputs)
+    )
+    assert models.couples(model, model.init(Key(0)), Stack(x[None], y[None])) == "the loss"
+
+
 def test_a_forward_pass_that_couples_examples_is_found():
     class Centred(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

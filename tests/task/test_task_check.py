@@ -118,6 +118,39 @@ def test_what_is_wrong_is_said_with_the_cure(files, change, complaint):
         raise outcome.exception
 
 
+def test_columns_far_from_unit_size_are_named(files):
+    raw = "x = rng.normal(size=(20 + client, 4)) * np.array([1, 30, 4254, 1])"
+    (files / "task.py").write_text(TASK.replace("x = rng.normal(size=(20 + client, 4))", raw))
+    outcome = call("check", files / "task.py", "--clients", "2", "--device", "cpu")
+    assert outcome.exit_code == 0, outcome.exception
+    assert "warning: column 2 reaches" in outcome.output
+    assert "(2 columns reach more than 20)" in outcome.output
+    assert "by a public constant" in outcome.output
+    assert "nothing is wrong" not in outcome.output
+
+
+def test_names_that_are_not_declared_are_pointed_out(tmp_path):
+    for client in range(2):
+        rows = "".join(f"{row},{row % 5},{row % 2}\n" for row in range(12))
+        (tmp_path / f"{client}.csv").write_text("age,pulse,label\n" + rows)
+    text = """
+from pathlib import Path
+import trilemma as tl
+from torch import nn
+clients = 2
+def model(): return nn.Linear(2, 2)
+def data(client): return Path(__file__).parent / f"{client}.csv"
+"""
+    (tmp_path / "task.py").write_text(text)
+    said = call("check", tmp_path / "task.py").output
+    assert "names=('age', 'pulse')" in said.split("a record")[1]
+    expects = 'expects = tl.Declaration(tl.Values("numbers", (2,), 0, 5), tl.Values("whole", high=1))'
+    (tmp_path / "task.py").write_text(text + expects)
+    outcome = call("check", tmp_path / "task.py")
+    assert "warning: these tables name their columns and `expects` does not" in outcome.output
+    assert "client 0: 12 examples, 6 not as `expects` says, labels 0: 3, 1: 3" in outcome.output
+
+
 def test_without_a_number_of_clients_nothing_can_be_looked_at(files):
     assert "how many clients are there?" in str(call("check", files / "task.py").exception)
 

@@ -44,6 +44,9 @@ def check_command(
         screen.print(f"[bold]{heading}[/]", highlight=False)
         for line in lines:
             screen.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+    for warning in found.warnings:
+        screen.print(f"warning: {warning}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if found.problems:
         raise UserError("\n".join(found.problems))
-    screen.print(f"nothing is wrong with {task}", highlight=False, markup=False, soft_wrap=True)
+    said = f"{task} can be trained; see the warnings" if found.warnings else f"nothing is wrong with {task}"
+    screen.print(said, highlight=False, markup=False, soft_wrap=True)

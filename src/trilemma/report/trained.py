@@ -108,7 +108,7 @@ class Trained:
             return self.learner.judged(said(self.net, data.x_train), data.y_train)
 
     def _features(self, x: Any) -> Features:
-        """Read examples without targets, their columns in the order of training; refuse what is not expected."""
+        """Read examples without targets, columns in the order of training; refuse what is not expected."""
         place, names = ColumnPlace("the examples"), self.task.columns
         if is_table(x) or isinstance(x, Mapping):
             table = read_table(x)

@@ -26,7 +26,8 @@ def look(task: Task, path: str | None = None, device: str = "cpu", neighbours: b
         known = task if path is None else task.of(_settings(task, path).federation.clients)
         seen, wrong = told(changes(known), task.examples)
         found = look(task, path, device)
-        return Inspection({**found.facts, "neighbours": seen}, (*found.problems, *wrong))
+        facts = {**found.facts, "neighbours": seen}
+        return replace(found, facts=facts, problems=(*found.problems, *wrong))
     if path is None:
         return inspect(task, device=device)
     settings = _settings(task, path)

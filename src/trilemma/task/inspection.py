@@ -31,10 +31,14 @@ log = logging.getLogger("trilemma.check")
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found: `facts` in words, in order; `problems` are what keeps a run from being right."""
+    """What was found: `facts` in words, in order; `problems` are what keeps a run from being right.
+
+    `warnings` are what a run can do with, and learns little from or goes wrong by later.
+    """
 
     facts: Mapping[str, list[str]]
     problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def inspect(
@@ -72,7 +76,8 @@ def inspect(
         facts["a step"] = [
             *_step(learner.model, params, batch, by_example is not False and learner.coupled is None)
         ]
-    return Inspection(facts, tuple(problems))
+    warnings = (*far_from_unit(dataset), *_unnamed(task, dataset))
+    return Inspection(facts, tuple(problems), warnings)
 
 
 def trained(learner: Learner) -> list[str]:
@@ -98,12 +103,56 @@ def _data(dataset: Dataset, federated: FederatedData) -> Iterator[str]:
     what = "other numbers" if dataset.classes is None else f"{dataset.classes} classes"
     yield f"targets: {_shape(dataset.y_train.shape[1:])} {kind}, {what}"
     for client in range(federated.clients):
-        own, least = federated.everything((client,)).y[0], federated.least or 0
-        fewer = f" ({least - len(own):,} of its {least:,} places stay empty)" if len(own) < least else ""
-        yield f"client {client}: {len(own):,} examples{fewer}, {_targets(own, dataset.classes)}"
+        rows, least = torch.from_numpy(federated.holdings.train[client]), federated.least or 0
+        own, held = dataset.y_train[rows], len(rows)
+        fewer = f" ({least - held:,} of its {least:,} places stay empty)" if held < least else ""
+        if dataset.left_out is not None:
+            own = own[~dataset.left_out[rows]]
+            fewer += f", {held - len(own):,} not as `expects` says" if len(own) < held else ""
+        targets = _targets(own, dataset.classes) if len(own) else "none that counts"
+        yield f"client {client}: {held:,} examples{fewer}, {targets}"
     tests = len(dataset.y_test)
     own_tests = " of the clients' own" if federated.holdings.test else ""
     yield f"test: {tests:,} examples{own_tests}" if tests else "test: none, so nothing will be scored"
+
+
+def far_from_unit(dataset: Dataset) -> Iterator[str]:
+    """Tell which columns of numbers are far from unit size: steps, clipping and noise are the same for all.
+
+    >>> x, y = torch.tensor([[1.0, 4254.0], [0.5, 200.0]]), torch.zeros(2)
+    >>> for line in far_from_unit(Dataset("two", x, y, x, y, None, names=("age", "area"))): print(line)
+    column 'area' reaches 4254: a model learns poorly from columns far from 1 in size. Divide it in data() by
+    a public constant, such as the range of the instrument (never by the largest value of the records)
+    """
+    for name, column in columns_of(dataset.x_train).items():
+        if not column.is_floating_point() or not column.numel():
+            continue
+        largest = column.abs().flatten(1).amax(0) if column.dim() == 2 else column.abs().max()[None]
+        shown = dataset.names if len(dataset.names) == len(largest) else range(len(largest))
+        odd = sorted(
+            (one for one in zip(largest.tolist(), shown, strict=True) if one[0] > LARGE),
+            key=lambda one: -one[0],
+        )
+        if odd:
+            size, worst = odd[0]
+            which = (
+                f"column {worst!r}" if column.dim() == 2 and not name else f"column {name!r}" if name else "x"
+            )
+            more = f" ({len(odd)} columns reach more than {LARGE:g})" if len(odd) > 1 else ""
+            yield (
+                f"{which} reaches {size:.4g}{more}: a model learns poorly from columns far from 1 in size. "
+                "Divide it in data() by a public constant, such as the range of the instrument (never by the "
+                "largest value of the records)"
+            )
+
+
+def _unnamed(task: Task, dataset: Dataset) -> Iterator[str]:
+    """Tell that the order of columns is not declared where data come as tables."""
+    if dataset.names and task.expects is not None and not task.expects.names:
+        yield (
+            "these tables name their columns and `expects` does not, so a federation would refuse them: say "
+            f"names={dataset.names!r} in Values"
+        )
 
 
 def _records(task: Task, dataset: Dataset) -> Iterator[str]:
@@ -221,6 +270,9 @@ def verify_made(model: Model, params: Tensor, made: Iterable[Batch]) -> None:
         except Exception as error:
             log.info("made-up examples are not compared: %s", error)
 
+
+LARGE = 20.0
+"""From what size on a column of numbers is far from unit size."""
 
 WAYS = {
     "tape": "by the tape, layer by layer, all clients at once",

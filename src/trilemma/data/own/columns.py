@@ -151,7 +151,7 @@ def read_column(values: Any, place: ColumnPlace, column: str, *, text: bool = Fa
 
 
 def numbers_in(cells: np.ndarray, where: Callable[[int], str], if_text: str) -> Tensor:
-    """Read cells of text as numbers; refuse the first that is none; `if_text` is what to say if most are none.
+    """Read cells of text as numbers; refuse the first that is none, by `if_text` where most are none.
 
     >>> numbers_in(np.array(["1.5", "1,5"]), "row {}:".format, "is text")
     Traceback (most recent call last):

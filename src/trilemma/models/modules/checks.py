@@ -138,22 +138,41 @@ def coupling(source: PassSource, params: Mapping[str, Tensor], x: Inputs, y: Ten
             "the module's forward pass draws from torch's own generator: gradients would differ from run to "
             "run. Use nn.Dropout, which draws from keys, or draw outside the module"
         )
-    pulls = _pull(source, together, y)
+    for number in range(min(OUTPUTS, len(y))):
+        one = slice(number, number + 1)
+        alone = scored(one)
+        if bool(torch.isfinite(alone).all()) and not same(together[one], alone):
+            return "the forward pass"
+    # Outputs far from zero, as those of features that nobody scaled: a loss that is sure pulls by rounding
+    # alone, and rounding looks like company. Such examples are looked at again where no output is large.
+    calm = together / together.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1)
+    faint = 16 * torch.finfo(together.dtype).eps * max(_strongest(source, at, y) for at in (together, calm))
+    doubtful = _led_astray(source, together, y, seen.tolerance, faint)
+    again = _led_astray(source, calm, y, seen.tolerance, 0.0) if doubtful else set()
+    return "the loss" if doubtful is None or again is None or again else ""
+
+
+def _strongest(source: PassSource, outputs: Tensor, y: Tensor) -> float:
+    """Return the length of the largest pull at an example's outputs."""
+    return float(_pull(source, outputs, y).flatten(1).norm(dim=1).nan_to_num(0.0, 0.0).max())
+
+
+def _led_astray(
+    source: PassSource, outputs: Tensor, y: Tensor, tolerance: float, faint: float
+) -> set[int] | None:
+    """Return which examples others seem to pull, none of them harder than `faint`; None: some are."""
+    pulls, found = _pull(source, outputs, y), set()
     for number in range(len(y)):
         one = slice(number, number + 1)
-        if number < OUTPUTS:
-            alone = scored(one)
-            if not bool(torch.isfinite(alone).all()):
-                continue
-            if not same(together[one], alone):
-                return "the forward pass"
-        pull, own = pulls[one].flatten(), _pull(source, together[one], y[one]).flatten()
+        pull, own = pulls[one].flatten(), _pull(source, outputs[one], y[one]).flatten()
         if not bool(torch.isfinite(own).all()):
             continue
-        along = (pull @ own) / (own @ own).clamp(min=1e-30)
-        if float((pull - along * own).norm()) > seen.tolerance * float(pull.norm()) or float(along) < 0:
-            return "the loss"
-    return ""
+        along, length = (pull @ own) / (own @ own).clamp(min=1e-30), float(pull.norm())
+        if float((pull - along * own).norm()) > tolerance * length or float(along) < 0:
+            if not length <= faint:
+                return None
+            found.add(number)
+    return found
 
 
 def _pull(source: PassSource, outputs: Tensor, y: Tensor) -> Tensor:
