@@ -21,7 +21,7 @@ from torch.nn.utils import vector_to_parameters
 
 from kernel_cases import KernelCase
 from trilemma.base.keys import Key
-from trilemma.models.engines.tape import Tape
+from trilemma.models.engines.saved import SavedActivations
 from trilemma.models.kernels.compiled import STEP
 from trilemma.models.layers import convolution, normalisation, pooling
 from trilemma.models.layers.convolution import Stencil
@@ -295,8 +295,10 @@ def narrow_cases() -> Iterator[KernelCase]:
             if personal
             else (lambda x, w=weight[0], b=bias[0]: F.linear(x, w, b))
         )
-        layer = Linear("fc", inputs, 10)
-        ours = partial(forth_and_back, lambda x, own=own, layer=layer: layer(own, x, Tape()), x, grad)
+        layer, saved = Linear("fc", inputs, 10), SavedActivations()
+        ours = partial(
+            forth_and_back, lambda x, own=own, layer=layer, saved=saved: layer(own, x, saved), x, grad
+        )
         work = f"{inputs}→10, 100 × 64, {'personal' if personal else 'shared'}"
         yield KernelCase(
             "narrow linear layer", work, ours, {"product": partial(forth_and_back, way, x, grad)}
@@ -314,7 +316,7 @@ def narrow_cases() -> Iterator[KernelCase]:
 
 
 def whole_cases(device: str, size: int) -> Iterator[KernelCase]:
-    """Gradients of whole models, all kernels and the tape together."""
+    """Gradients of whole models, all kernels and their engine together."""
     try:
         import gradients  # the whole room of models, not only its kernels
     except ImportError as error:

@@ -32,13 +32,13 @@ def test_forward_is_the_modules(name):
     theta = model.init(Key(3))
     x = torch.randn(4, *shape, generator=Key(4).torch())
     net = at(module(name), theta).eval()
-    tape = None
+    saved = None
     if model.buffers:
-        from trilemma.models.engines.tape import Tape
+        from trilemma.models.engines.saved import SavedActivations
 
-        tape = Tape(buffers=model.initial_buffers(1))
+        saved = SavedActivations(buffers=model.initial_buffers(1))
     expected = net(x).detach()
-    logits = model.forward(models.unflatten(model, theta), x, tape)
+    logits = model.forward(models.unflatten(model, theta), x, saved)
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(model.predict(logits), logits.argmax(-1) if classes > 2 else (logits[:, 0] > 0).long())
 

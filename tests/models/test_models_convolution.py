@@ -93,7 +93,7 @@ def test_all_ways_agree(stencil, size, channels, innermost, device):
     found = convolution.client_gradients_batched(x, grad, stencil, kept)
     assert torch.equal(found, convolution.client_gradients_batched(x, grad, stencil))
     written = torch.zeros(3, 5 + weight[0].numel(), device=device)[:, 5:].view_as(weight)
-    convolution.write_client_gradients(x, grad, stencil, None, written)
+    convolution.KernelGradients(x, grad, stencil).write(written, None)
     torch.testing.assert_close(written, weights, **close)
     factor = torch.tensor([[0.5, 2.0]], device=device).expand(3, 2)
     each = convolution.example_gradients(x, grad, stencil)
@@ -129,7 +129,7 @@ def test_windows_are_read_where_they_lie_and_rounded_by_ten_bits_only_where_aske
         assert columns is None
         assert z.stride(2) == slope.stride(2) == 1
         written = torch.zeros(3, 7 + weight[0].numel(), device="cuda")[:, 7:].view_as(weight)
-        convolution.write_client_gradients(x, grad, stencil, None, written)
+        convolution.KernelGradients(x, grad, stencil).write(written, None)
         assert torch.equal(written, convolution.client_gradients(x, grad, stencil))
         parts = z.detach(), slope, written
         return [part.cpu() for part in parts]

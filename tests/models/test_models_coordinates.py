@@ -14,7 +14,7 @@ from trilemma.base.keys import Key
 from trilemma.models import Clip, Lora, Model, Subspace
 from trilemma.models.coordinates import subspace
 from trilemma.models.coordinates.subspace import in_subspace
-from trilemma.models.engines.tape import Tape
+from trilemma.models.engines.saved import SavedActivations
 from trilemma.testing.examples import Stack, clip
 
 CLIENTS, EXAMPLES = 3, 4
@@ -266,12 +266,12 @@ def test_scoring_in_eval_mode_does_not_pass_an_adapter_by():
 def test_no_gradient_is_computed_below_what_is_trained():
     model, x = made("cnn")
     chosen = models.choose(model, "head", Key(1))
-    tape = Tape(record=True, train=True)
+    saved = SavedActivations(record=True, train=True)
     with torch.enable_grad():
-        logits = chosen.forward(models.unflatten(chosen, chosen.init(Key(1))), x, tape)
-    assert [tap.name for tap in tape.taps] == ["fc3"]
-    assert tape.taps[0].output.is_leaf
-    assert logits is tape.taps[0].output
+        logits = chosen.forward(models.unflatten(chosen, chosen.init(Key(1))), x, saved)
+    assert [each.name for each in saved.outputs] == ["fc3"]
+    assert saved.outputs[0].output.is_leaf
+    assert logits is saved.outputs[0].output
 
 
 @pytest.mark.parametrize(

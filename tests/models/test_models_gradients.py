@@ -239,13 +239,13 @@ def test_what_cannot_be_meant_is_refused():
             Clip.client(threshold)
 
 
-def test_a_model_that_leaves_nothing_on_the_tape_is_refused():
+def test_a_model_whose_layers_save_nothing_is_refused():
     model, params, batch = problem("multinomial")
-    silent = replace(model, forward=lambda p, x, tape: x @ p["fc1.weight"].mT + p["fc1.bias"])
-    with pytest.raises(UserError, match=r"must record each of its layers \['fc1'\]"):
+    silent = replace(model, forward=lambda p, x, saved: x @ p["fc1.weight"].mT + p["fc1.bias"])
+    with pytest.raises(UserError, match=r"must save the output of each of its layers \['fc1'\]"):
         models.gradients(silent, params, batch)
     twice = sequential("twice", [Linear("fc", 60, 60), Linear("fc", 60, 60)])
-    with pytest.raises(UserError, match="on the tape once"):
+    with pytest.raises(UserError, match="must save the output"):
         models.gradients(twice, twice.init(Key(1)), batch)
 
 

@@ -105,7 +105,7 @@ def test_a_model_that_is_built_anew_is_replayed(recordings):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_model_that_asks_the_gpu_something_on_the_way_is_computed(recordings):
     class Asking(Layer):
-        def __call__(self, params, x, tape):
+        def __call__(self, params, x, saved):
             return x * 2.0 if float(x.sum()) > 0 else x
 
     model = sequential("asking", [Asking(), Linear("fc", 6, 3)])

@@ -23,7 +23,7 @@ from trilemma.base.keys import Key
 from trilemma.data.own.declared import Declaration
 from trilemma.data.types import Batch, Features, each
 from trilemma.models import Clip, Model, gradients, unflatten
-from trilemma.models.engines.tape import Tape
+from trilemma.models.engines.saved import SavedActivations
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.reference import Projecting
 
@@ -45,7 +45,7 @@ def outputs_of(model: Model, theta: Tensor, x: Features) -> Any:
     x = each(x, lambda part: wide(part[[0, 0]], theta.dtype))
     if not isinstance(model.engine, ModuleEngine):
         row = each(x, lambda part: part[None])
-        return model.forward(unflatten(model, theta), row, Tape(train=True))[:, :1]
+        return model.forward(unflatten(model, theta), row, SavedActivations(train=True))[:, :1]
     net = copy.deepcopy(model.engine.source.module).to(theta.dtype)
     for part in net.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):

@@ -43,7 +43,7 @@ from trilemma.learning.steps import total
 from trilemma.learning.steps.privatise import client_keys
 from trilemma.models import Clip, Model
 from trilemma.models.engines.clipping import MARGIN
-from trilemma.models.engines.taped import TAPE
+from trilemma.models.engines.layered import LAYERS
 from trilemma.privacy import NoiseLaw, Noiseless
 from trilemma.privacy.types import Release, Unit
 
@@ -157,7 +157,7 @@ class AuditSearch:
         target = self.target
         rows = [row for row in range(len(pool)) if not self.failed[row]]
         one = each(pool.x, lambda part: part[None, :1])
-        bytes_each = target.size * (target.model.engine or TAPE).footprint(target.model, one, 2)
+        bytes_each = target.size * (target.model.engine or LAYERS).footprint(target.model, one, 2)
         most = max(FEWEST, ROOM // (bytes_each + 8 * target.model.dim))
         if len(rows) > most:
             rows = random.Random(self.tried).sample(rows, most)

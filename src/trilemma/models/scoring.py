@@ -10,8 +10,8 @@ from torch import Tensor
 
 from trilemma.base.errors import UserError
 from trilemma.models.engines.groups import CACHE, MEMORY, even
-from trilemma.models.engines.tape import Tape
-from trilemma.models.engines.taped import TAPE
+from trilemma.models.engines.layered import LAYERS
+from trilemma.models.engines.saved import SavedActivations
 from trilemma.models.flat import unflatten
 from trilemma.models.layers.convolution import reproducible
 from trilemma.models.types import Buffers, Inputs, Model, each_column
@@ -74,7 +74,7 @@ def evaluate(
     clients = _clients(model, params, _Data(x, y, lead), weight, buffers or {})
     stack = clients or 1
     if chunk is None:
-        chunk = (MEMORY if y.is_cuda else CACHE) // (model.engine or TAPE).footprint(model, x, lead)
+        chunk = (MEMORY if y.is_cuda else CACHE) // (model.engine or LAYERS).footprint(model, x, lead)
     # Every tensor gets a client axis, without copies; a single model is a stack of one.
     features = x if per_client else each_column(x, lambda part: part.expand(stack, *part.shape))
     labels = y if per_client else y.expand(stack, *y.shape)
@@ -93,7 +93,7 @@ def evaluate(
             part = rows, columns
             mine = each_column(features, itemgetter(part))
             with reproducible():
-                logits = model.forward(own, mine, Tape(buffers=statistics))
+                logits = model.forward(own, mine, SavedActivations(buffers=statistics))
             right = _right(model.predict(logits), labels[part])
             # What padding loses is not asked: it may have no loss at all.
             lost = torch.where(share[part] > 0, model.loss(logits, labels[part]), 0.0)
@@ -119,13 +119,13 @@ def outputs(
     """
     count = len(x) if isinstance(x, Tensor) else len(next(iter(x.values())))
     if chunk is None:
-        chunk = (MEMORY if params.is_cuda else CACHE) // (model.engine or TAPE).footprint(model, x, 1)
+        chunk = (MEMORY if params.is_cuda else CACHE) // (model.engine or LAYERS).footprint(model, x, 1)
     named = unflatten(model, params.detach())
     parts = []
     for rows in even(count, min(max(1, chunk), max(1, count))):
         mine = each_column(x, lambda part, rows=rows: part[rows][None])  # type: ignore[misc]
         with reproducible():
-            parts.append(model.forward(named, mine, Tape(buffers=buffers or {}))[0])
+            parts.append(model.forward(named, mine, SavedActivations(buffers=buffers or {}))[0])
     return torch.cat(parts)
 
 

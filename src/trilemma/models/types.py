@@ -77,8 +77,8 @@ class Model:
     """A classifier as pure functions.
 
     Parameters travel as one flat vector: tensors flattened row-major and concatenated in the order of
-    `shapes` (weight before bias, in model-definition order). `forward(params, x, tape)` maps a dict of
-    parameter tensors and a batch to logits; `tape` is explained in `trilemma.models.engines.tape`.
+    `shapes` (weight before bias, in model-definition order). `forward(params, x, saved)` maps a dict of
+    parameter tensors and a batch to logits; `saved` is explained in `trilemma.models.engines.saved`.
 
     >>> from trilemma import models
     >>> model = models.build("mnist-mlp", (784,), 10)
@@ -101,7 +101,7 @@ class Model:
     statistics: Buffers = field(default_factory=dict, hash=False, compare=False)
     """Running statistics (…) to start from, by name; without them mean 0, variance 1."""
     engine: Engine | None = None
-    """What computes the gradients; None: the tape (`trilemma.models.engines.taped`)."""
+    """What computes the gradients; None: the layer engine (`trilemma.models.engines.layered`)."""
     export: Callable[[Tensor, Buffers | None], dict[str, Tensor]] | None = None
     """(parameters, running statistics) -> every tensor of the model by name, where those that are trained are
     not all of it (`trilemma.models.coordinates`); None: they are."""

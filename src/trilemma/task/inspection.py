@@ -275,7 +275,7 @@ LARGE = 20.0
 """From what size on a column of numbers is far from unit size."""
 
 WAYS = {
-    "tape": "by the tape, layer by layer, all clients at once",
+    "layers": "layer by layer, all clients at once",
     "flat": "all examples of all clients as one batch",
     "mapped": "one example at a time under vmap",
     "looped": "one after the other: slow",

@@ -15,7 +15,7 @@ from trilemma import models
 from trilemma.base.errors import ConfigError
 from trilemma.base.keys import Key
 from trilemma.models import Clip
-from trilemma.models.engines.tape import Tape
+from trilemma.models.engines.saved import SavedActivations
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.testing import chosen
 from trilemma.testing.examples import Stack, clip
@@ -45,7 +45,7 @@ def through_forward(model: models.Model, theta: Tensor, x: Tensor, y: Tensor, we
         ]
         losses = torch.stack(singles)
     else:
-        losses = model.loss(model.forward(params, x[None], Tape(train=True)), y[None])[0]
+        losses = model.loss(model.forward(params, x[None], SavedActivations(train=True)), y[None])[0]
     return torch.autograd.grad((losses * weight).sum(), flat)[0]
 
 

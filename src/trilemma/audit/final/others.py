@@ -24,7 +24,7 @@ from trilemma.audit.final.membership import balanced
 from trilemma.audit.final.target import AskedRecords, FinalModel, at_least, at_most
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
-from trilemma.models.engines.tape import Tape
+from trilemma.models.engines.saved import SavedActivations
 from trilemma.models.flat import unflatten
 
 VALUES, COLUMNS, STEPS = 10, 5, 200
@@ -95,7 +95,7 @@ def inversion(target: FinalModel, key: Key) -> Tried:
     for _ in range(STEPS):
         optimiser.zero_grad()
         logits = target.model.forward(
-            {name: part[None] for name, part in own.items()}, image[None], Tape(buffers=buffers)
+            {name: part[None] for name, part in own.items()}, image[None], SavedActivations(buffers=buffers)
         )
         lost = target.model.loss(logits, labels[None]).sum()
         (image.grad,) = torch.autograd.grad(lost, image)

@@ -1,14 +1,15 @@
-"""Some tensors, or adapters, of a model of `trilemma.models.layers`: the tape is told what to keep."""
+"""Some tensors, or adapters, of a model of `trilemma.models.layers`: it is told what to save."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
 from trilemma.models.coordinates.parts import Parts, Placed, merged
-from trilemma.models.coordinates.taps import BiasTap, LowRankTap, WeightTap
-from trilemma.models.engines.tape import Tap, Tape
+from trilemma.models.engines.saved import SavedActivations, Terms
+from trilemma.models.engines.terms import Product, Term
 from trilemma.models.flat import unflatten
 from trilemma.models.types import Buffers, Model, Params, Shapes, layer_of
 
@@ -16,7 +17,7 @@ from trilemma.models.types import Buffers, Model, Params, Shapes, layer_of
 def of_layers(model: Model, start: Tensor, parts: Parts) -> Model:
     """Return the model of which `parts` are trained and the rest stays at `start`.
 
-    Layers of which nothing is trained are not on the tape: no gradient is computed for them, and below the
+    Layers of which nothing is trained save nothing: no gradient is computed for them, and below the
     first layer that is trained there is no backward pass at all.
     """
     frozen = Placed(start.detach())
@@ -39,12 +40,12 @@ def of_layers(model: Model, start: Tensor, parts: Parts) -> Model:
             full[f"{layer}.weight"] = merged(full[f"{layer}.weight"], a, b, adapter.scale)
         return {**full, **{name: params[name] for name in parts.trained}}
 
-    def forward(params: Params, x: Tensor, tape: Tape | None = None) -> Tensor:
-        tape = Tape() if tape is None else tape
-        full = complete(params)
-        if tape.record:
-            tape.narrow = lambda tap: _kept(tap, parts, params)
-        return model.forward(full, x, tape)
+    def forward(params: Params, x: Tensor, saved: SavedActivations | None = None) -> Tensor:
+        saved = SavedActivations() if saved is None else saved
+        if saved.record:
+            saved.narrow = partial(_kept, parts, params)
+            saved.floats += 4 * x.shape[:2].numel() * sum(part.rank for part in parts.adapters.values())
+        return model.forward(complete(params), x, saved)
 
     def export(flat: Tensor, buffers: Buffers | None) -> dict[str, Tensor]:
         return {name: part.clone() for name, part in complete(unflatten(chosen, flat.detach())).items()}
@@ -72,14 +73,27 @@ def _shapes(model: Model, parts: Parts) -> Shapes:
     return tuple(found)
 
 
-def _kept(tap: Tap, parts: Parts, params: Params) -> Tap | None:
-    """Return what of a layer goes on the tape."""
-    if tap.name in parts.adapters:
-        a, b = params[f"{tap.name}.lora_A"], params[f"{tap.name}.lora_B"]
-        return LowRankTap(tap, a, b, parts.adapters[tap.name].scale)
-    weight, bias = (f"{tap.name}.{kind}" in parts.trained for kind in ("weight", "bias"))
-    if weight and bias:
-        return tap
-    if weight or bias:
-        return WeightTap(tap) if weight else BiasTap(tap)
-    return None
+def _kept(parts: Parts, params: Params, name: str, terms: Terms) -> Terms | None:
+    """Return what of a layer is trained."""
+    if name in parts.adapters:
+        a, b = (params[f"{name}.lora_{which}"].detach() for which in "AB")
+        return partial(_adapted, name, terms, a, b, parts.adapters[name].scale)
+    wanted = parts.trained & {f"{name}.weight", f"{name}.bias"}
+    if not wanted:
+        return None
+    return lambda grad: {key: term for key, term in terms(grad).items() if key in wanted}
+
+
+def _adapted(name: str, terms: Terms, a: Tensor, b: Tensor, scale: float, grad: Tensor) -> dict[str, Term]:
+    """Return the terms of A (r × in) and B (out × r) of z = a (W + s B A)ᵀ + β, shared or per client.
+
+    An example's gradients are outer products again, G_A = s (Bᵀ ∂ℓ/∂z) ⊗ a and G_B = s ∂ℓ/∂z ⊗ (A a), so
+    their norms need nothing formed.
+    """
+    whole = terms(grad)[f"{name}.weight"]
+    assert isinstance(whole, Product)
+    pulled, pushed = scale * (grad @ b), scale * (whole.right[:, :, 0] @ a.mT)
+    return {
+        f"{name}.lora_A": Product(pulled[:, :, None], whole.right),
+        f"{name}.lora_B": Product(whole.left, pushed[:, :, None]),
+    }

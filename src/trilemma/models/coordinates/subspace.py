@@ -8,7 +8,7 @@ memory allows. Any engine below does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,13 +18,13 @@ from trilemma.base.keys import Key
 from trilemma.models.coordinates import projection
 from trilemma.models.coordinates.parts import Placed
 from trilemma.models.coordinates.projection import Seeded
-from trilemma.models.engines.clipping import NO_CLIP, Lengths
-from trilemma.models.engines.engine import Engine, PassRequest
+from trilemma.models.engines.clipping import NO_CLIP
+from trilemma.models.engines.engine import Engine, Pass, PassRequest
 from trilemma.models.engines.groups import even
+from trilemma.models.engines.layered import LAYERS
+from trilemma.models.engines.saved import SavedActivations
 from trilemma.models.engines.stacked import Sums, Work, sums_of
-from trilemma.models.engines.tape import Tape
-from trilemma.models.engines.taped import TAPE
-from trilemma.models.engines.terms import total
+from trilemma.models.engines.terms import Whole
 from trilemma.models.flat import unflatten
 from trilemma.models.modules import state_dict
 from trilemma.models.types import Buffers, Examples, Inputs, Model, Params, each_column
@@ -78,8 +78,8 @@ def in_subspace(model: Model, start: Tensor, size: int, key: Key, memory: int = 
     """
     lift = Lift(Placed(start.detach()), size, key, memory)
 
-    def forward(params: Params, x: Inputs, tape: Tape | None = None) -> Tensor:
-        return model.forward(unflatten(model, lift(params[COORDINATES])), x, tape)
+    def forward(params: Params, x: Inputs, saved: SavedActivations | None = None) -> Tensor:
+        return model.forward(unflatten(model, lift(params[COORDINATES])), x, saved)
 
     def export(flat: Tensor, buffers: Buffers | None) -> dict[str, Tensor]:
         return state_dict(model, lift(flat.detach()), buffers)
@@ -94,23 +94,6 @@ def in_subspace(model: Model, start: Tensor, size: int, key: Key, memory: int = 
     )
 
 
-@dataclass(frozen=True)
-class SubspacePass:
-    """Gradients in z: of clients (k, 1, d), or of examples (k, b, d)."""
-
-    loss: Tensor
-    updated: Buffers
-    each: Tensor
-
-    def lengths(self) -> Lengths:
-        """See `Pass`."""
-        return Lengths.together([Lengths.formed(self.each)])
-
-    def write(self, out: Mapping[str, Tensor], factor: Tensor | None) -> None:
-        """See `Pass`."""
-        out[COORDINATES].copy_(total(self.each, factor))
-
-
 @dataclass(frozen=True, eq=False)
 class SubspaceEngine:
     """See `trilemma.models.engines.engine.Engine`; `whole` is the model whose parameters are θ."""
@@ -121,7 +104,7 @@ class SubspaceEngine:
     @property
     def below(self) -> Engine:
         """What computes ∇_θ."""
-        return self.whole.engine or TAPE
+        return self.whole.engine or LAYERS
 
     def expand(self, params: Tensor) -> Tensor:
         """Return θ of z."""
@@ -148,13 +131,13 @@ class SubspaceEngine:
         """See `Engine`."""
         return self.below.footprint(self.whole, x, lead)
 
-    def run(self, model: Model, request: PassRequest) -> SubspacePass:
+    def run(self, model: Model, request: PassRequest) -> Pass:
         """See `Engine`."""
         theta, pulled = self.lift(request.params), self.lift.at(request.params.device)
         size = request.y.shape[1]
         if not request.by_example:
             found = self._through(theta, request, slice(0, size))
-            return SubspacePass(found.loss, found.buffers, pulled.apply(found.value)[:, None])
+            return _found(found.loss, pulled.apply(found.value)[:, None], request, found.buffers)
         bytes_each = 4 * len(request.y) * self.whole.dim
         together = 1 if pulled.stored is not None else max(1, WORKSPACE // bytes_each)
         loss = request.params.new_zeros(len(request.y))
@@ -166,7 +149,7 @@ class SubspaceEngine:
                 loss += found.loss
                 grads.append(found.value)
             each.append(pulled.apply(torch.cat(grads)).view(len(grads), len(loss), -1))
-        return SubspacePass(loss, {}, torch.cat(each).movedim(0, 1).contiguous())
+        return _found(loss, torch.cat(each).movedim(0, 1).contiguous(), request, {})
 
     def _through(self, theta: Tensor, request: PassRequest, columns: slice) -> Sums:
         """Return each client's ∇_θ of some of its examples, together."""
@@ -179,6 +162,11 @@ class SubspaceEngine:
         first = request.first + columns.start
         work = Work(NO_CLIP, request.buffers, request.keys, WORKSPACE, first, request.dropout)
         return sums_of(self.whole, theta, batch, share, work)
+
+
+def _found(loss: Tensor, each: Tensor, request: PassRequest, updated: Buffers) -> Pass:
+    """Return a pass with gradients in z: of clients (k, 1, d), or of examples (k, b, d)."""
+    return Pass(loss, {COORDINATES: {None: [Whole(each)]}}, request.y.shape, updated)
 
 
 @dataclass(frozen=True)

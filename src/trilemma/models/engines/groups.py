@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 
 from trilemma.base.errors import UserError
-from trilemma.models.engines.tape import Tape
+from trilemma.models.engines.saved import SavedActivations
 from trilemma.models.flat import unflatten
 from trilemma.models.types import Examples, Model
 
@@ -79,30 +79,29 @@ def footprint(model: Model, shape: tuple[int, ...]) -> int:
     600
     """
     # Clipping by example must not change the groups, so it counts wherever it is possible.
-    tape = _trace(model, shape)
-    floats = sum(tap.floats(by_example=not model.buffers) for tap in tape.taps)
-    return 4 * (floats + tape.passed + math.prod(shape))
+    saved = _trace(model, shape)
+    return 4 * (saved.floats + (0 if model.buffers else saved.products) + math.prod(shape))
 
 
 @lru_cache(maxsize=64)
-def require_tape(model: Model, shape: tuple[int, ...]) -> None:
-    """Refuse a model whose layers are not on the tape, each once: its gradients would be wrong."""
-    recorded = sorted(tap.name for tap in _trace(model, shape).taps)
+def require_saved(model: Model, shape: tuple[int, ...]) -> None:
+    """Refuse a model whose layers do not save their outputs, each once: its gradients would be wrong."""
+    recorded = sorted(each.name for each in _trace(model, shape).outputs)
     layers = sorted(layer.name for layer in model.layers)
     if recorded != layers:
         raise UserError(
-            f"model {model.name!r} must record each of its layers {layers} on the tape once, not {recorded}: "
+            f"model {model.name!r} must save the output of each of its layers {layers} once, not {recorded}: "
             "build it from trilemma.models.layers"
         )
 
 
-def _trace(model: Model, shape: tuple[int, ...]) -> Tape:
+def _trace(model: Model, shape: tuple[int, ...]) -> SavedActivations:
     """Send one example through the model, all parameters being the same zero.
 
     Shapes alone, on torch's device without memory, would do; but the first operation there imports a
     compiler, which takes longer than hundreds of examples.
     """
-    tape = Tape(record=True, train=True)
+    saved = SavedActivations(record=True, train=True)
     params = unflatten(model, torch.zeros(1).expand(model.dim))
-    model.forward(params, torch.zeros(1, 1, *shape), tape)
-    return tape
+    model.forward(params, torch.zeros(1, 1, *shape), saved)
+    return saved

@@ -40,9 +40,9 @@ def gradients(
 ) -> Gradients:
     """Return what `trilemma.models.gradients` does, replayed where that has been recorded.
 
-    Recorded is what runs on a GPU without asking it anything on the way and without drawing: models on the
-    tape. If examples are clipped, whether all have a finite gradient is asked afterwards. If not, the result
-    is thrown away and computed as everywhere: without those examples, in a second pass.
+    Recorded is what runs on a GPU without asking it anything on the way and without drawing: models
+    of layers. If examples are clipped, whether all have a finite gradient is asked afterwards. If not, the
+    result is thrown away and computed as everywhere: without those examples, in a second pass.
     """
     compute = partial(stacked.gradients, model, clip=clip, weight_decay=weight_decay)
 

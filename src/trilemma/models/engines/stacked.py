@@ -32,8 +32,8 @@ from trilemma.base.recordings import nobody_asks
 from trilemma.models.engines.clipping import NO_CLIP, Clip, Lengths, clip_rows
 from trilemma.models.engines.engine import Engine, Pass, PassRequest
 from trilemma.models.engines.groups import allowed
+from trilemma.models.engines.layered import LAYERS
 from trilemma.models.engines.precision import in_full
-from trilemma.models.engines.taped import TAPE
 from trilemma.models.flat import unflatten
 from trilemma.models.layers.convolution import reproducible
 from trilemma.models.types import Buffers, Examples, Model, each_column
@@ -86,7 +86,7 @@ def gradients(
     (torch.Size([5, 69]), [1.0, 1.0, 1.0, 1.0, 1.0])
     """
     weight = _weights(model, params, batch, buffers, keys)
-    (model.engine or TAPE).require(model, batch, clip.unit == "example")
+    (model.engine or LAYERS).require(model, batch, clip.unit == "example")
     theta = params.detach()
     bound = allowed(theta.device) if memory is None else memory
     sums = sums_of(model, theta, batch, weight, Work(clip, buffers or {}, keys, bound))
@@ -138,7 +138,7 @@ def sums_of(model: Model, theta: Tensor, batch: Examples, weight: Tensor, work: 
     norms = theta.new_zeros((clients, size))
     least = weight.masked_fill(weight <= 0, math.inf).amin(1, keepdim=True) if work.clip.careful else None
     statistics: dict[str, list[Tensor]] = {name: [] for name in work.buffers}
-    engine = model.engine or TAPE
+    engine = model.engine or LAYERS
     for rows, columns in engine.groups(model, batch, work.memory, theta.dim() == 2):
         request = _request(theta, batch, weight, work, rows, columns)
         company = Company(least if least is None else least[rows], size)
@@ -174,11 +174,14 @@ def _request(
     theta: Tensor, batch: Examples, weight: Tensor, work: Work, rows: slice, columns: slice
 ) -> PassRequest:
     """Say what is wanted of one group: the examples `columns` of the clients `rows`."""
+    x, y, share = batch.x, batch.y, weight
+    if (rows.stop - rows.start, columns.stop - columns.start) != share.shape:
+        x, y, share = each_column(x, itemgetter((rows, columns))), y[rows, columns], share[rows, columns]
     return PassRequest(
         params=theta[rows] if theta.dim() == 2 else theta,
-        x=each_column(batch.x, itemgetter((rows, columns))),
-        y=batch.y[rows, columns],
-        share=weight[rows, columns],
+        x=x,
+        y=y,
+        share=share,
         padded=batch.weight is not None,
         by_example=work.clip.unit == "example",
         buffers={name: part[rows] for name, part in work.buffers.items()},

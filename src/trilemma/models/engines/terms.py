@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -82,6 +81,11 @@ def gram(rows: Tensor) -> Tensor:
     return total
 
 
+def _rows(factor: Tensor) -> Tensor:
+    """Return the rows (k, b · P, n) of a factor (k, b, P, n)."""
+    return factor.squeeze(2) if factor.shape[2] == 1 else factor.flatten(1, 2)
+
+
 @lru_cache(maxsize=1024)
 def _margins(positions: int, m: int, n: int, unit: float, short: bool) -> tuple[float, float]:
     """Return what squares on the diagonal are multiplied by, and the share of S² that is added."""
@@ -89,26 +93,45 @@ def _margins(positions: int, m: int, n: int, unit: float, short: bool) -> tuple[
     return above, gamma(min(m, WIDTH) + min(n, WIDTH) + 3, unit) + gamma(positions**2 + m + n, DOUBLE)
 
 
-class Term(Protocol):
+class Term:
     """One use of a parameter."""
 
     def lengths(self) -> Lengths:
         """Return how long every example's gradient is at most, as if this were the only use."""
+        raise NotImplementedError
 
     def formed(self) -> Tensor:
         """Return every example's gradient (k, b, *shape)."""
+        raise NotImplementedError
 
     def error(self) -> Tensor | float:
         """Return by how much what is `formed` may differ from what is summed, (k, b)."""
+        return 0.0
 
     def summed(self, factor: Tensor | None) -> Tensor:
         """Return every client's Σ_i s_i G_i (k, *shape); `factor` (k, b) holds the s_i, None: 1.
 
         The sum is taken in the precision of `factor`.
         """
+        raise NotImplementedError
+
+    def write(self, out: Tensor, factor: Tensor | None) -> None:
+        """Write what is `summed` over `out` (k, *shape)."""
+        out.copy_(self.summed(factor).view(out.shape))
 
 
-class Formed:
+@dataclass(frozen=True)
+class PerClient(Term):
+    """A gradient of each client (k, *shape), where no example has one of its own."""
+
+    value: Tensor
+
+    def summed(self, factor: Tensor | None) -> Tensor:
+        """See `Term`."""
+        return self.value
+
+
+class Formed(Term):
     """A term whose gradients are formed, in `value` (k, b, *shape), and summed as they are."""
 
     value: Tensor
@@ -121,10 +144,6 @@ class Formed:
         """See `Term`."""
         return self.value
 
-    def error(self) -> float:
-        """See `Term`."""
-        return 0.0
-
     def summed(self, factor: Tensor | None) -> Tensor:
         """See `Term`."""
         return total(self.value, factor)
@@ -136,21 +155,29 @@ class Whole(Formed):
 
     value: Tensor
 
+    def write(self, out: Tensor, factor: Tensor | None) -> None:
+        """See `Term`."""
+        if factor is None and out.dtype == self.value.dtype and out.shape[1:] == self.value.shape[2:]:
+            torch.sum(self.value, 1, out=out)
+        else:
+            super().write(out, factor)
+
 
 @dataclass(frozen=True)
 class Shift(Formed):
-    """A bias: the sum of the output's gradient (k, b, positions, c) over positions."""
+    """A bias: the sum of the output's gradient (k, b, positions, c) over positions, or other `axes`."""
 
     grad: Tensor
+    axes: tuple[int, ...] = (2,)
 
     @cached_property
     def value(self) -> Tensor:  # type: ignore[override]
         """Formed."""
-        return self.grad.sum(2)
+        return self.grad.sum(self.axes)
 
     def summed(self, factor: Tensor | None) -> Tensor:
         """See `Term`."""
-        return self.grad.sum((1, 2)) if factor is None else total(self.value, factor)
+        return self.grad.sum((1, *self.axes)) if factor is None else total(self.value, factor)
 
 
 @dataclass(frozen=True)
@@ -167,7 +194,7 @@ class Scale(Formed):
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Term):
     """Σ_p l_p ⊗ r_p with `left` (k, b, P, m) and `right` (k, b, P, n), for a matrix (m, n)."""
 
     left: Tensor
@@ -281,11 +308,19 @@ class Product:
             left, right = left.to(factor.dtype), right.to(factor.dtype)
             scale = factor[..., None, None]
             left, right = (left * scale, right) if left.numel() <= right.numel() else (left, right * scale)
-        return torch.bmm(left.flatten(1, 2).mT, right.flatten(1, 2))
+        return torch.bmm(_rows(left).mT, _rows(right))
+
+    def write(self, out: Tensor, factor: Tensor | None) -> None:
+        """See `Term`; on CUDA in its place. On a CPU products are parallel only if they lie together."""
+        fits = self.left.is_cuda and out.dim() == 3 and out.dtype == self.left.dtype
+        if fits and factor is None and not self.cache:
+            torch.bmm(_rows(self.left).mT, _rows(self.right), out=out)
+        else:
+            super().write(out, factor)
 
 
 @dataclass(frozen=True)
-class Lookup:
+class Lookup(Term):
     """An embedding: row ids_p of a table of `rows` rows gets r_p; ids (k, b, P), `right` (k, b, P, n)."""
 
     ids: Tensor

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trilemma.models.engines.clipping import Lengths
-from trilemma.models.engines.terms import total
+from trilemma.models.engines.terms import Term, total
 from trilemma.models.kernels.compiled import kernels
 
 FEW = 7
@@ -88,7 +89,7 @@ class _Shared(torch.autograd.Function):
             columns = torch.matmul(weight.flatten(1).T, grad.flatten(2))
             own = _columns_kernels(grad[:, None], ctx.stencil)
             back = own.folded(columns, (size, 1, *each), ctx.stencil).view(ctx.shape)
-        # The tape finds these two itself; they are for plain autograd through a model.
+        # The engine finds these two itself; they are for plain autograd through a model.
         return (
             back,
             _weight_gradient(x, grad, ctx.stencil) if needs[1] else None,
@@ -152,7 +153,7 @@ class _Windows(torch.autograd.Function):
         needs = ctx.needs_input_grad
         return (
             ctx.windows.back(grad, taps, *ctx.size, ctx.stencil).movedim(-1, 2) if needs[0] else None,
-            # The tape finds these two itself; they are for plain autograd through a model.
+            # The engine finds these two itself; they are for plain autograd through a model.
             client_gradients(x, grads[0], ctx.stencil) if needs[1] else None,
             grad.sum((1, 2, 3)) if needs[2] else None,
             None,
@@ -240,8 +241,8 @@ def _windows(x: Tensor, stencil: Stencil) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ExampleGradients:
-    """The weight gradient of every example, in the order in which the products come out: a `Term`."""
+class ExampleGradients(Term):
+    """The weight gradient of every example, in the order in which the products come out."""
 
     products: Tensor
     """(k, b, out, c·kernel²) or, with `channels_innermost`, (k, b, out, kernel²·c)."""
@@ -256,10 +257,6 @@ class ExampleGradients:
         """See `Term`."""
         each = self._ordered(self.products.flatten(0, 1))
         return each.reshape(*self.products.shape[:2], *each.shape[1:])
-
-    def error(self) -> float:
-        """See `Term`."""
-        return 0.0
 
     def summed(self, factor: Tensor | None) -> Tensor:
         """See `Term`."""
@@ -294,14 +291,41 @@ def example_gradients(x: Tensor, grad: Tensor, stencil: Stencil) -> ExampleGradi
     return ExampleGradients(products.view(*lead, *products.shape[1:]), stencil, innermost)
 
 
-def write_client_gradients(
-    x: Tensor, grad: Tensor, stencil: Stencil, columns: Tensor | None, out: Tensor
-) -> None:
-    """Write each client's weight gradient to `out` (k, out, c, ·, ·), as `client_gradients` returns it."""
-    if columns is None and _reads_windows(x, grad):
-        client_gradients_windows(x, grad, stencil, out)
-    else:
-        out.copy_(client_gradients(x, grad, stencil, columns))
+@dataclass(frozen=True)
+class KernelGradients(Term):
+    """The weight gradients from inputs and ∂loss/∂output (k, b, …); `columns` as in `client_gradients`.
+
+    If examples are clipped, every example's is formed: kernels are small, and summing what was formed is
+    cheaper than the second product over positions that ghost norms need.
+    """
+
+    input: Tensor
+    grad: Tensor
+    stencil: Stencil
+    columns: Tensor | None = None
+
+    @cached_property
+    def each(self) -> ExampleGradients:
+        """Those of examples."""
+        return example_gradients(self.input, self.grad, self.stencil)
+
+    def lengths(self) -> Lengths:
+        """See `Term`."""
+        return self.each.lengths()
+
+    def summed(self, factor: Tensor | None) -> Tensor:
+        """See `Term`."""
+        if factor is None:
+            return client_gradients(self.input, self.grad, self.stencil, self.columns)
+        return self.each.summed(factor)
+
+    def write(self, out: Tensor, factor: Tensor | None) -> None:
+        """See `Term`."""
+        fits = self.columns is None and out.dtype == self.grad.dtype
+        if factor is None and fits and _reads_windows(self.input, self.grad):
+            client_gradients_windows(self.input, self.grad, self.stencil, out)
+        else:
+            super().write(out, factor)
 
 
 def _reads_windows(x: Tensor, grad: Tensor) -> bool:

@@ -1,8 +1,8 @@
 """Layers: frozen descriptions of their parameters that act on all clients at once.
 
 A batch has the axes (b, …) or (k, b, …). Parameters have their own shape, shared by all clients, or a leading
-client axis, one model per client; every layer takes both. Layers with parameters write their input and output
-on the tape when asked to (`trilemma.models.engines.tape`). The initialisation law is PyTorch's default:
+client axis, one model per client; every layer takes both. Layers with parameters save their input and output
+when asked to (`trilemma.models.engines.saved`). The initialisation law is PyTorch's default:
 weights and biases uniform on ±1/√fan-in, drawn from a key of their own; normalisation starts as the identity.
 """
 
@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trilemma.base.keys import Key
-from trilemma.models.engines.tape import ConvTap, LinearTap, NormTap, Tape
+from trilemma.models.engines.saved import SavedActivations
+from trilemma.models.engines.terms import PerClient, Product, Shift, Term, Whole
 from trilemma.models.layers import convolution, normalisation, pooling
-from trilemma.models.layers.convolution import Stencil
+from trilemma.models.layers.convolution import KernelGradients, Stencil
 from trilemma.models.layers.normalisation import EPSILON
 from trilemma.models.types import Model, Params, Shapes
 
@@ -50,7 +51,7 @@ class Layer:
         """Draw the flat initial parameters."""
         return torch.empty(0)
 
-    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+    def __call__(self, params: Params, x: Tensor, saved: SavedActivations) -> Tensor:
         """Map a batch to the next layer's batch."""
         raise NotImplementedError
 
@@ -83,7 +84,7 @@ class Linear(Layer):
         """Uniform on ±1/√in."""
         return _uniform(self.shapes, self.inputs, key)
 
-    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+    def __call__(self, params: Params, x: Tensor, saved: SavedActivations) -> Tensor:
         """Map (…, b, in) to (…, b, out)."""
         weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
         if x.dim() == 3 and self.outputs < NARROW and not x.is_cuda:
@@ -93,7 +94,15 @@ class Linear(Layer):
             z = torch.baddbmm(bias[:, None], x, weight.mT)
         else:
             z = F.linear(x, weight, bias)
-        return tape.add(LinearTap(self.name, x.detach(), z)) if tape.record else z
+        if not saved.record:
+            return z
+        a = x.detach()
+
+        def terms(grad: Tensor) -> dict[str, Term]:
+            product = Product(grad.unsqueeze(2), a.unsqueeze(2))
+            return {f"{self.name}.weight": product, f"{self.name}.bias": Whole(grad)}
+
+        return saved.add(self.name, z, terms, floats=x.numel() + 3 * z.numel())
 
 
 @dataclass(frozen=True)
@@ -118,13 +127,21 @@ class Conv(Layer):
         """Uniform on ±1/√(in·kernel²)."""
         return _uniform(self.shapes, self.inputs * self.stencil.kernel**2, key)
 
-    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+    def __call__(self, params: Params, x: Tensor, saved: SavedActivations) -> Tensor:
         """Map (…, b, in, h, w) to (…, b, out, h', w')."""
         weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
-        if not tape.record:
+        if not saved.record:
             return convolution.forward(x, weight, bias, self.stencil)
         z, columns = convolution.forward_kept(x, weight, bias, self.stencil)
-        return tape.add(ConvTap(self.name, x.detach(), z, self.stencil, columns))
+        a = x.detach()
+
+        def terms(grad: Tensor) -> dict[str, Term]:
+            kernel = KernelGradients(a, grad, self.stencil, columns)
+            return {f"{self.name}.weight": kernel, f"{self.name}.bias": Shift(grad, (3, 4))}
+
+        unfolded = self.inputs * self.stencil.kernel**2
+        floats = x.numel() + 3 * z.numel() + unfolded * z.numel() // self.outputs
+        return saved.add(self.name, z, terms, floats, products=z.shape[:2].numel() * self.outputs * unfolded)
 
 
 @dataclass(frozen=True)
@@ -132,7 +149,7 @@ class BatchNorm(Layer):
     """z = γ (x − μ)/√(σ² + ε) + β per channel; μ, σ² of the client's batch when training, else running ones.
 
     Padding does not count in the statistics. Running statistics are the client's own: they come in and go out
-    with the tape. `rectified`: what comes out is max(z, 0).
+    with what is saved. `rectified`: what comes out is max(z, 0).
     """
 
     name: str
@@ -153,24 +170,31 @@ class BatchNorm(Layer):
         """Start as the identity: γ = 1, β = 0."""
         return torch.cat([torch.ones(self.channels), torch.zeros(self.channels)])
 
-    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+    def __call__(self, params: Params, x: Tensor, saved: SavedActivations) -> Tensor:
         """Normalise (…, b, channels, h, w)."""
         weight, bias = params[f"{self.name}.weight"], params[f"{self.name}.bias"]
-        if not tape.train:
+        if not saved.train:
             names = f"{self.name}.mean", f"{self.name}.variance"
             # One model without a client axis has one set of statistics.
-            mean, variance = (tape.buffers[name][0] if x.dim() == 4 else tape.buffers[name] for name in names)
+            running = (saved.buffers[name] for name in names)
+            mean, variance = (part[0] if x.dim() == 4 else part for part in running)
             z = normalisation.apply(x, weight, bias, mean, torch.rsqrt(variance + EPSILON))
             return F.relu(z) if self.rectified else z
-        z, batch = normalisation.train(x, weight, bias, tape.present, self.rectified)
-        if tape.buffers:
+        z, batch = normalisation.train(x, weight, bias, saved.present, self.rectified)
+        if saved.buffers:
             # A client without examples keeps what it had.
             momentum = MOMENTUM * (batch.count > 0).to(x.dtype)
             for part, fresh in (("mean", batch.mean), ("variance", batch.unbiased)):
-                old = tape.buffers[f"{self.name}.{part}"]
-                tape.updated[f"{self.name}.{part}"] = torch.lerp(old, fresh, momentum)
-        if tape.record:
-            z = tape.add(NormTap(self.name, x.detach(), batch, z))
+                old = saved.buffers[f"{self.name}.{part}"]
+                saved.updated[f"{self.name}.{part}"] = torch.lerp(old, fresh, momentum)
+        if saved.record:
+            a = x.detach()
+
+            def terms(grad: Tensor) -> dict[str, Term]:
+                scaled, summed = normalisation.parameter_gradients(a, grad, batch)
+                return {f"{self.name}.weight": PerClient(scaled), f"{self.name}.bias": PerClient(summed)}
+
+            z = saved.add(self.name, z, terms, floats=6 * z.numel())
         return F.relu(z) if self.rectified and not batch.cut else z
 
 
@@ -178,7 +202,7 @@ class BatchNorm(Layer):
 class Relu(Layer):
     """max(x, 0)."""
 
-    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+    def __call__(self, params: Params, x: Tensor, saved: SavedActivations) -> Tensor:
         """Rectify."""
         return F.relu(x)
 
@@ -189,7 +213,7 @@ class MaxPool(Layer):
 
     window: Stencil
 
-    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+    def __call__(self, params: Params, x: Tensor, saved: SavedActivations) -> Tensor:
         """Pool the last two axes."""
         return pooling.largest(x, self.window)
 
@@ -198,7 +222,7 @@ class MaxPool(Layer):
 class MeanPool(Layer):
     """The mean of every channel."""
 
-    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+    def __call__(self, params: Params, x: Tensor, saved: SavedActivations) -> Tensor:
         """Average over the last two axes."""
         return x.mean((-2, -1))
 
@@ -210,7 +234,7 @@ class Reshape(Layer):
     axes: int
     shape: tuple[int, ...]
 
-    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+    def __call__(self, params: Params, x: Tensor, saved: SavedActivations) -> Tensor:
         """Reshape the last `axes` axes."""
         return x.reshape(*x.shape[: x.dim() - self.axes], *self.shape)
 
@@ -248,11 +272,11 @@ class Residual(Layer):
         """Draw every part."""
         return torch.cat([part.init(key) for part in self.parts])
 
-    def __call__(self, params: Params, x: Tensor, tape: Tape) -> Tensor:
+    def __call__(self, params: Params, x: Tensor, saved: SavedActivations) -> Tensor:
         """Apply the unit."""
-        inner = self.norm1(params, self.conv1(params, x, tape), tape)
-        inner = self.norm2(params, self.conv2(params, inner, tape), tape)
-        return F.relu(inner + (self.shortcut(params, x, tape) if self.shortcut else x))
+        inner = self.norm1(params, self.conv1(params, x, saved), saved)
+        inner = self.norm2(params, self.conv2(params, inner, saved), saved)
+        return F.relu(inner + (self.shortcut(params, x, saved) if self.shortcut else x))
 
 
 @dataclass(frozen=True)
@@ -307,11 +331,11 @@ class Forward:
 
     layers: tuple[Layer, ...]
 
-    def __call__(self, params: Params, x: Tensor, tape: Tape | None = None) -> Tensor:
+    def __call__(self, params: Params, x: Tensor, saved: SavedActivations | None = None) -> Tensor:
         """Map a batch to logits."""
-        tape = Tape() if tape is None else tape
+        saved = SavedActivations() if saved is None else saved
         for layer in self.layers:
-            x = layer(params, x, tape)
+            x = layer(params, x, saved)
         return x
 
 

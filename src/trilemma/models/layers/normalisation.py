@@ -106,7 +106,7 @@ def _innermost(
 
 
 class _NormaliseInnermost(torch.autograd.Function):
-    """As `_Normalise`, by kernels; what they find of γ and β is kept for the tape."""
+    """As `_Normalise`, by kernels; what they find of γ and β is kept for the engine."""
 
     @staticmethod
     def forward(
@@ -129,7 +129,7 @@ class _NormaliseInnermost(torch.autograd.Function):
         share = ctx.map.scale / statistics.count.clamp(min=1.0)
         line = -share * statistics.inverse * weight, -share * bias
         slope = own.slope(rows, grad, present, x.shape[3] * x.shape[4], ctx.map, line)
-        # Of these two, the tape takes what was kept; they are for plain autograd through a model.
+        # Of these two, the engine takes what was kept; they are for plain autograd through a model.
         both = [
             part.sum_to_size(ctx.shape) if need else None
             for part, need in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
@@ -225,7 +225,7 @@ class _Normalise(torch.autograd.Function):
         common = torch.addcmul(per_channel(share * bias), centred, per_channel(share * weight * inverse))
         if ctx.real is not None:
             common *= ctx.real
-        # The tape finds these two itself; they are for plain autograd through a model.
+        # The engine finds these two itself; they are for plain autograd through a model.
         own = [
             part.sum_to_size(ctx.shape) if need else None
             for part, need in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)

@@ -15,7 +15,7 @@ from torch.func import vmap
 
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
-from trilemma.models.engines.tape import Tape
+from trilemma.models.engines.saved import SavedActivations
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.passes import PassSource
@@ -223,12 +223,12 @@ def _placed(source: PassSource, device: torch.device) -> PassSource:
     )
 
 
-def forward(engine: ModuleEngine, params: Params, x: Inputs, tape: Tape | None = None) -> Tensor:
+def forward(engine: ModuleEngine, params: Params, x: Inputs, saved: SavedActivations | None = None) -> Tensor:
     """Map examples (k, b, …) to outputs (k, b, …) for scoring: every part in eval mode."""
     columns = {"": x} if isinstance(x, Tensor) else dict(x)
     first = next(iter(columns.values()))
     source = engine.at(first.device)
-    buffers = {} if tape is None else tape.buffers
+    buffers = {} if saved is None else saved.buffers
     personal = any(value.dim() > source.trained[name].dim() for name, value in params.items())
     apart = personal or any(len(part) > 1 for part in buffers.values())
     outputs = []

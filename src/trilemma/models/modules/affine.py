@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trilemma.models.engines.engine import Part
 from trilemma.models.engines.terms import Whole
 from trilemma.models.modules.flat import FlatFrame
 from trilemma.models.modules.owners import NotFlat
-from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
+from trilemma.models.modules.recorder import Recorder, Slot, at_least_single
 
 
 def scaled(recorder: Recorder, func: Any, one: Any, other: Any, **options: Any) -> Any:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from trilemma.base.errors import UserError
+from trilemma.models.engines.layered import LAYERS
 from trilemma.models.engines.precision import exactly
-from trilemma.models.engines.taped import TAPE
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.passes import PassSource
@@ -30,10 +30,10 @@ LOSSES = 128
 class Paths:
     """How a model's gradients are computed.
 
-    `way` is "tape", "flat" (all examples as one batch), "mapped" (one example under vmap), "looped" (one
-    after the other) or "formed" (every example's whole gradient, as in a random subspace); `note` says why it
-    is not a better one. `layers` names the operations that use every trained parameter; `formed` are the
-    parameters whose gradients are formed for every example.
+    `way` is "layers" (of this package), "flat" (all examples as one batch), "mapped" (one example under
+    vmap), "looped" (one after the other) or "formed" (every example's whole gradient, as in a random
+    subspace); `note` says why it is not a better one. `layers` names the operations that use every trained
+    parameter; `formed` are the parameters whose gradients are formed for every example.
     """
 
     way: str
@@ -47,7 +47,7 @@ def paths(model: Model, batch: Examples) -> Paths:
     """Return the path of every parameter, for examples like those of `batch`."""
     engine = model.engine
     if not isinstance(engine, ModuleEngine):
-        each, way = (engine or TAPE).footprint(model, batch.x, 2), "formed" if engine else "tape"
+        each, way = (engine or LAYERS).footprint(model, batch.x, 2), "formed" if engine else "layers"
         names = [segment.name for segment in model.tensors]
         return Paths(way, dict.fromkeys(names, way), frozenset(names if engine else ()), each)
     found = engine.structure(model, batch)
@@ -81,7 +81,7 @@ def compared(model: Model, params: Tensor, batch: Examples) -> Comparison:
     compared: whether a model is refused must not tell whether somebody's data are broken.
     """
     theta = params.detach() if params.dim() == 1 else params.detach()[0]
-    engine = model.engine or TAPE
+    engine = model.engine or LAYERS
     engine.require(model, batch, False)
     loop = Reference(model, theta, *_sound(batch, COMPARED))
     found = loop.compare(partial(engine.run, model))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trilemma.models.engines.clipping import Lengths
-from trilemma.models.engines.terms import Product, total
+from trilemma.models.engines.terms import Product, Term, total
 
 TINY = 1 << 16
 """Numbers in a client's columns up to which one product for all clients is quicker on a CPU."""
@@ -41,7 +41,7 @@ class ConvolutionWindow:
 
 
 @dataclass(frozen=True)
-class Convolved:
+class Convolved(Term):
     """The use of a kernel: `input` (k, b, u, c, *size), `grad` of the output (k, b, u, out, *size')."""
 
     input: Tensor

@@ -13,14 +13,13 @@ from torch import Tensor
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
 from trilemma.models.engines.clipping import PER_CLIENT
-from trilemma.models.engines.engine import PassRequest
+from trilemma.models.engines.engine import Pass, PassRequest
 from trilemma.models.engines.groups import cut
 from trilemma.models.engines.precision import exactly
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.flat import FlatLayout
 from trilemma.models.modules.normalisations import MixesExamples
 from trilemma.models.modules.owners import NotFlat
-from trilemma.models.modules.passed import ModulePass
 from trilemma.models.modules.passes import PassPlan, PassSource, Way, mixed, record, said, take
 from trilemma.models.modules.recorder import Log
 from trilemma.models.types import Examples, Inputs, Model, each_column
@@ -147,7 +146,7 @@ class ModuleEngine:
         """Tell whether the module must see a client's batch at once."""
         return bool(model.buffers) or self.source.coupled
 
-    def run(self, model: Model, request: PassRequest) -> ModulePass:
+    def run(self, model: Model, request: PassRequest) -> Pass:
         """See `Engine`."""
         batch = _Batch(request.x, request.y)
         structure = self.structure(model, batch)
@@ -172,7 +171,7 @@ class ModuleEngine:
         record(self.at(request.y.device), _named(model, request), request, structure.layouts)
         self.found[_signature(batch)] = replace(structure, sizes=structure.sizes | {request.share.numel()})
 
-    def _again(self, model: Model, request: PassRequest, batch: Examples) -> ModulePass:
+    def _again(self, model: Model, request: PassRequest, batch: Examples) -> Pass:
         """Take a batch that does not do what was recorded: record it again, as it is, or leave this way."""
         try:
             return self._take(model, request, PassPlan("flat"), Log())
@@ -188,7 +187,7 @@ class ModuleEngine:
             self.sources[device] = self.place(self.source, device)
         return self.sources[device]
 
-    def _take(self, model: Model, request: PassRequest, plan: PassPlan, log: Log) -> ModulePass:
+    def _take(self, model: Model, request: PassRequest, plan: PassPlan, log: Log) -> Pass:
         return take(self.at(request.params.device), _named(model, request), request, plan, log)
 
     def _probe(self, model: Model, batch: Examples, ways: Sequence[Way]) -> Structure:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from trilemma.base.errors import UserError
 from trilemma.models.engines.clipping import PER_CLIENT
+from trilemma.models.engines.engine import Part
 from trilemma.models.engines.terms import Scale, Shift
 from trilemma.models.modules.affine import spread
 from trilemma.models.modules.flat import FlatFrame
-from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
+from trilemma.models.modules.recorder import Recorder, Slot, at_least_single
 from trilemma.models.modules.statistics import Statistics, frozen
 
 

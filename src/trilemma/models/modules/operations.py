@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trilemma.base.errors import UserError
+from trilemma.models.engines.engine import Part
 from trilemma.models.engines.terms import Lookup, Product, Shift
 from trilemma.models.modules.affine import PRODUCTS, SUMS, scaled, shifted
 from trilemma.models.modules.convolutions import ConvolutionWindow, Convolved
 from trilemma.models.modules.frame import CallFrame
 from trilemma.models.modules.normalisations import batch_norm, group_norm, layer_norm, rms_norm
-from trilemma.models.modules.recorder import Part, Recorder, Slot, at_least_single
+from trilemma.models.modules.recorder import Recorder, Slot, at_least_single
 from trilemma.models.modules.sequences import gru, lstm, multi_head_attention, rnn_relu, rnn_tanh
 
 Operation = Callable[..., Any]

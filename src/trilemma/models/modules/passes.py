@@ -18,13 +18,12 @@ from torch.utils._pytree import tree_map_only
 
 from trilemma.base.errors import UserError
 from trilemma.models.engines.clipping import PER_CLIENT
-from trilemma.models.engines.engine import PassRequest
+from trilemma.models.engines.engine import Pass, PassRequest, Rows, collect
 from trilemma.models.engines.terms import Term, Whole
 from trilemma.models.modules.flat import FlatFrame, FlatLayout
 from trilemma.models.modules.frame import CallFrame
 from trilemma.models.modules.normalisations import MixesExamples
 from trilemma.models.modules.owners import NormalisedTogether, NotFlat, Owners
-from trilemma.models.modules.passed import ModulePass, Rows, collect
 from trilemma.models.modules.randomness import Draws, seeds_of
 from trilemma.models.modules.recorder import Log, Recorder, Slot, functions_seen
 from trilemma.models.modules.statistics import Statistics
@@ -143,7 +142,7 @@ Way = Literal["flat", "mapped", "looped"]
 
 def take(
     source: PassSource, params: Mapping[str, Tensor], request: PassRequest, plan: PassPlan, log: Log
-) -> ModulePass:
+) -> Pass:
     """Take a group through a forward and a backward pass."""
     seeds = None
     if request.keys is not None:
@@ -160,7 +159,7 @@ def _mapped(
     plan: PassPlan,
     seeds: Tensor | None,
     log: Log,
-) -> ModulePass:
+) -> Pass:
     """Hide clients, and examples unless the module sees whole clients, under vmap."""
     clients, size = request.share.shape
     personal = request.params.dim() == 2
@@ -217,7 +216,7 @@ def _mapped(
         parts.append(((name, None), Whole(grad if lead == (clients, size) else grad[:, None])))
     shapes = {name: value.shape[1:] for name, value in params.items()}
     loss = found.detach() if plan.whole else found.detach().sum(1)
-    return ModulePass(loss, collect(parts, shapes), params, (clients, size), updated)
+    return Pass(loss, collect(parts, shapes), (clients, size), updated)
 
 
 def _flat(
@@ -227,7 +226,7 @@ def _flat(
     plan: PassPlan,
     seeds: Tensor | None,
     log: Log,
-) -> ModulePass:
+) -> Pass:
     """Show the module all examples as one batch; the parameters are shared."""
     layouts = record(source, params, request) if plan.layouts is None else plan.layouts
     batch = _Flat(source, params, request)
@@ -244,7 +243,7 @@ def _flat(
     for name, grad in grads.items():
         parts.append(((name, None), Whole(grad.view(*batch.shape, 1, *grad.shape[1:]))))
     shapes = {name: value.shape[1:] for name, value in params.items()}
-    return ModulePass(found.detach().sum(1), collect(parts, shapes), params, batch.shape)
+    return Pass(found.detach().sum(1), collect(parts, shapes), batch.shape)
 
 
 class _Flat:
@@ -358,7 +357,7 @@ def _looped(
     plan: PassPlan,
     seeds: Tensor | None,
     log: Log,
-) -> ModulePass:
+) -> Pass:
     """Take clients, or examples, forward one by one, by autograd alone, and all of them back at once.
 
     Every unit has parameters of its own that autograd follows, which keeps the units apart on the way back.
@@ -405,7 +404,7 @@ def _looped(
         terms[name] = {None: [Whole(torch.stack(grown).view(*lead, *params[name].shape[1:]))]}
     total = found.detach().to(request.share.dtype).view(clients, -1).sum(1)
     statistics_ = {name: torch.stack(parts) for name, parts in updated.items()}
-    return ModulePass(total, terms, params, (clients, size), statistics_)
+    return Pass(total, terms, (clients, size), statistics_)
 
 
 @dataclass(frozen=True)

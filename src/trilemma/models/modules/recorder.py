@@ -26,7 +26,7 @@ from torch.autograd import Function
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from trilemma.base.errors import UserError
-from trilemma.models.engines.terms import Term
+from trilemma.models.engines.engine import Block, Part
 from trilemma.models.modules.flat import FlatFrame, FlatLayout
 from trilemma.models.modules.frame import CallFrame, Watched
 from trilemma.models.modules.owners import NotFlat, Owners
@@ -53,12 +53,6 @@ class Slot:
     def block(self) -> Block:
         """Where its gradient goes."""
         return self.name, self.rows
-
-
-Block = tuple[str, tuple[int, int] | None]
-"""A parameter, or rows of one."""
-
-Part = tuple[Block, Term]
 
 
 @dataclass

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trilemma.base.errors import UserError
 from trilemma.models.engines.engine import Pass, PassRequest
-from trilemma.models.engines.tape import Tape
+from trilemma.models.engines.saved import SavedActivations
 from trilemma.models.flat import unflatten
 from trilemma.models.modules.engine import ModuleEngine
 from trilemma.models.modules.passes import leaves, losses, plainly
@@ -179,9 +179,9 @@ def by_autograd(model: Model, theta: Tensor) -> Callable[[Inputs, Tensor, Tensor
 
     def by_layers(x: Inputs, y: Tensor, share: Tensor) -> Tensor:
         features = each_column(x, lambda column: column[None])
-        tape = Tape(train=True, buffers=model.initial_buffers(1, y.device))
+        saved = SavedActivations(train=True, buffers=model.initial_buffers(1, y.device))
         with torch.enable_grad():
-            found = model.loss(model.forward(unflatten(model, flat), features, tape), y[None])
+            found = model.loss(model.forward(unflatten(model, flat), features, saved), y[None])
             return torch.autograd.grad((found * share).sum(), flat)[0]
 
     if not isinstance(engine, ModuleEngine):
