@@ -96,6 +96,11 @@ def _margins(positions: int, m: int, n: int, unit: float, short: bool) -> tuple[
 class Term:
     """One use of a parameter."""
 
+    @property
+    def floats(self) -> int:
+        """How many numbers are kept to clip examples, besides what it is made from."""
+        return 0
+
     def lengths(self) -> Lengths:
         """Return how long every example's gradient is at most, as if this were the only use."""
         raise NotImplementedError

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from trilemma.models.engines.clipping import Lengths
 from trilemma.models.engines.terms import Product, Term, total
-
-TINY = 1 << 16
-"""Numbers in a client's columns up to which one product for all clients is quicker on a CPU."""
+from trilemma.models.layers.convolution import TINY, KernelGradients, Stencil
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,14 @@ class ConvolutionWindow:
     dilation: tuple[int, ...]
     groups: int
 
+    @cached_property
+    def stencil(self) -> Stencil | None:
+        """The same as the package's layers know it, if they do: square, without dilation and groups."""
+        kernel = self.shape[2:]
+        each = {(*move, size) for *move, size in zip(self.stride, self.padding, kernel, strict=True)}
+        plain = len(kernel) == 2 and set(self.dilation) == {1} and self.groups == 1
+        return Stencil(kernel[0], self.stride[0], self.padding[0]) if plain and len(each) == 1 else None
+
     def columns(self, x: Tensor) -> Tensor:
         """Return the patches of x (u, c, *size): (u, groups, positions, c / groups · kernel)."""
         x = F.pad(x, [amount for amount in reversed(self.padding) for _ in range(2)])
@@ -38,6 +44,18 @@ class ConvolutionWindow:
         # (u, groups, c, *positions, *kernel) -> (u, groups, *positions, c, *kernel)
         order = [0, 1, *range(3, 3 + axes), 2, *range(3 + axes, 3 + 2 * axes)]
         return x.permute(order).reshape(len(x), self.groups, -1, self.shape[1] * math.prod(kernel))
+
+
+def kernel_gradients(input: Tensor, grad: Tensor, window: ConvolutionWindow) -> Term:
+    """Return the use of a kernel: of input (k, b, u, c, *size) and ∂loss/∂output (k, b, u, out, *size').
+
+    On a CPU as for the layers of the package, if gradients of examples take no more room than their factors.
+    """
+    outputs, unfolded, positions = window.shape[0], math.prod(window.shape[1:]), grad.shape[4:].numel()
+    small = outputs * unfolded <= positions * (outputs + unfolded)
+    if window.stencil and small and input.shape[2] == 1 and not input.is_cuda:
+        return KernelGradients(input[:, :, 0], grad[:, :, 0], window.stencil)
+    return Convolved(input, grad, window)
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ def _structure(model: Model, way: Way, log: Log, saved: _Saved, size: int) -> St
     for name, operation in log.formed.items():
         operations.setdefault(name, []).append(operation)
     formed = sum(4 * segment.size for segment in model.tensors if segment.name in log.formed)
-    written = sum(4 * use.grad.numel() for use in log.records if use.grad is not None)
+    written = 4 * (log.floats + sum(use.grad.numel() for use in log.records if use.grad is not None))
     used = {name: tuple(dict.fromkeys(found)) for name, found in operations.items()}
     each = (saved.bytes + written) // size + formed + 1
     return Structure(way, log.layouts, used, frozenset(log.formed), each, log.inplace)

@@ -17,7 +17,7 @@ from trilemma.base.errors import UserError
 from trilemma.models.engines.engine import Part
 from trilemma.models.engines.terms import Lookup, Product, Shift
 from trilemma.models.modules.affine import PRODUCTS, SUMS, scaled, shifted
-from trilemma.models.modules.convolutions import ConvolutionWindow, Convolved
+from trilemma.models.modules.convolutions import ConvolutionWindow, kernel_gradients
 from trilemma.models.modules.frame import CallFrame
 from trilemma.models.modules.normalisations import batch_norm, group_norm, layer_norm, rms_norm
 from trilemma.models.modules.recorder import Recorder, Slot, at_least_single
@@ -159,7 +159,8 @@ def _convolution(axes: int) -> Operation:
             grad = grad.unsqueeze(2) if lone else grad
             parts: list[Part] = []
             if kernel is not None and inputs is not None:
-                parts.append((kernel.block, Convolved(inputs.unsqueeze(2) if lone else inputs, grad, window)))
+                images = inputs.unsqueeze(2) if lone else inputs
+                parts.append((kernel.block, kernel_gradients(images, grad, window)))
             if shift is not None:
                 parts.append((shift.block, Shift(grad.flatten(4).sum(4))))
             return parts

@@ -81,6 +81,9 @@ class Log:
     guarded: bool = True
     """Whether outputs are copied before they are watched, as they must be where they are changed in place."""
 
+    floats: int = 0
+    """How many numbers terms keep besides inputs and outputs."""
+
     def back(self, loss: Tensor, own: Mapping[str, Tensor]) -> tuple[list[Part], dict[str, Tensor]]:
         """Go back from the loss; return the terms, and the gradients of `own` where there are any."""
         edges: list[Any] = [record.output.edge for record in self.records]
@@ -89,7 +92,9 @@ class Log:
         for record, grad in zip(self.records, grads[: len(edges)], strict=True):
             if grad is not None:  # in float32 at least: norms are never summed in less
                 record.grad = at_least_single(record.output.apart(grad))
-                parts += record.terms(record.grad)
+                found = record.terms(record.grad)
+                self.floats += sum(term.floats for _, term in found)
+                parts += found
         formed = zip(own, grads[len(edges) :], strict=True)
         return parts, {name: grad for name, grad in formed if grad is not None}
 
