@@ -58,7 +58,8 @@ from trilemma.federation.protocol.shelf import Shelf
 from trilemma.federation.protocol.transport import Reply
 from trilemma.federation.server import hearing
 from trilemma.federation.server.commits import Commit, CommitLog
-from trilemma.federation.server.coordinator import Coordinator, open_run
+from trilemma.federation.server.coordinator import open_run
+from trilemma.federation.server.next_commit import NextCommit
 from trilemma.learning import MessageLayout, Part
 from trilemma.learning.messages import Asked, Parts
 from trilemma.learning.steps import gridded, privatise
@@ -364,7 +365,7 @@ def as_if_long(memory: OwnMemory) -> Iterator[None]:
             (grids, "LONG", 1 << 14),
             (gridded, "TOGETHER", 1 << 14),
             (hearing, "admit", watched(hearing.admit)),
-            (Coordinator, "_apply", watched(Coordinator._apply)),
+            (NextCommit, "after", watched(NextCommit.after)),
             (CommitLog, "append", watched(CommitLog.append)),
         ):
             stack.enter_context(patch.object(place, name, stand_in))

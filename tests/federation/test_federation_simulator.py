@@ -30,7 +30,7 @@ from trilemma.federation.protocol.memory import Memory
 from trilemma.federation.protocol.reasons import Refused
 from trilemma.federation.server import commits, hearing
 from trilemma.federation.server.commits import Commit
-from trilemma.federation.server.coordinator import Coordinator
+from trilemma.federation.server.next_commit import NextCommit
 from trilemma.privacy.ledger.ledger import Ledger
 
 
@@ -213,7 +213,7 @@ def changing_questions(monkeypatch):
 
 def applied_before_it_is_written(monkeypatch):
     """The server's step changes what it has before the commit is on disk, as a server with a memory would."""
-    honest = Coordinator._apply
+    honest = NextCommit.after
     kept = {}
 
     def apply(self, commit, turn, heard):
@@ -221,12 +221,12 @@ def applied_before_it_is_written(monkeypatch):
         kept["state"] = done.server
         return done
 
-    monkeypatch.setattr(Coordinator, "_apply", apply)
+    monkeypatch.setattr(NextCommit, "after", apply)
 
 
 def remembered_before_it_is_written(monkeypatch):
     """The server's memory of clients runs ahead of its commits."""
-    honest = Coordinator._apply
+    honest = NextCommit.after
     kept = {}
 
     def apply(self, commit, turn, heard):
@@ -237,7 +237,7 @@ def remembered_before_it_is_written(monkeypatch):
         return honest_hear(self, replace(commit, remembered={**commit.remembered, **kept}), turn, clients)
 
     honest_hear = hearing.Hearing.hear
-    monkeypatch.setattr(Coordinator, "_apply", apply)
+    monkeypatch.setattr(NextCommit, "after", apply)
     monkeypatch.setattr(hearing.Hearing, "hear", hear)
 
 
