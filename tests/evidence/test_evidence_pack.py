@@ -16,7 +16,7 @@ from trilemma.evidence.approvals import approvals, approve
 from trilemma.evidence.gather import digest_of, gather
 from trilemma.evidence.mapping import ROWS, mapping, rows
 from trilemma.evidence.pack import ByServer, Contents, PackFile, digests, write
-from trilemma.evidence.statement import guess
+from trilemma.evidence.statement import guess, statement, worst
 from trilemma.evidence.verify import refused, verify
 from trilemma.evidence.vouched import Vouched, vouch
 from trilemma.federation.identity import certificates, signed_files
@@ -388,6 +388,33 @@ def test_a_signature_needs_the_authoritys_certificate(made):
         by.check(message, certificates.new_authority("test").certificate)
     with pytest.raises(PrivacyError, match="has not signed"):
         by.check(message + b" ", (made / "ca.crt").read_bytes())
+
+
+def test_a_client_cannot_sign_as_the_server():
+    """Its certificate is the authority's as well, and its key of the same kind."""
+    authority = certificates.new_authority("demo")
+    issued = certificates.issue_client(authority, "client-0")
+    by = ByServer(certificate=issued.certificate.decode(), signature=issued.sign(b"said").hex())
+    with pytest.raises(UserError, match="not a server's"):
+        by.check(b"said", authority.certificate)
+
+
+def test_a_ledger_signed_before_the_run_ended_does_not_speak_for_all_of_it(federation, parties, tmp_path):
+    """A server may keep what an owner signed early: page one then says what was planned, not less."""
+    owners = ledgers(parties)
+    half = owners[1].account.model_copy(
+        update={"rounds": 1, "epsilon": 0.0, "releases": (), "accountant": "nothing released"}
+    )
+    facts = gather(federation).facts
+    planned = worst(facts, {})
+    early = {place: half for place in owners}
+    assert worst(facts, early) == planned
+    assert worst(facts, {0: owners[1].account, 1: half, 2: half, 3: half})[0] >= planned[0]
+    text = str(statement(facts, {0: half}, None))
+    assert "signed with 1 of 2 rounds in it" in text
+    assert "and of the plan for 4 without a ledger of all rounds" in text
+    whole = {place: one.account for place, one in owners.items()}
+    assert "the plan for" not in str(statement(facts, whole, None))
 
 
 def test_an_attack_that_exceeds_its_bound_is_said_on_page_one(federation, parties, tmp_path):

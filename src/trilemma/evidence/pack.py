@@ -68,7 +68,7 @@ class ByServer(Strict):
     def check(self, message: bytes, authority: bytes) -> str:
         """Return who signed."""
         pem = self.certificate.encode()
-        certificates.check_issued(pem, authority)
+        certificates.check_server(pem, authority)
         refusal = PrivacyError("the server has not signed this")
         certificates.check_signed(pem, message, bytes.fromhex(self.signature), refusal)
         return f"the server of the federation, key {certificates.key_digest(pem)[:16]}…"

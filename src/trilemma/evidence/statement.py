@@ -71,13 +71,27 @@ def share(value: float) -> str:
 
 
 def worst(facts: PackFacts, accounts: Mapping[int, LedgerAccount]) -> tuple[float, float, str] | None:
-    """Return ε, δ and accountant of the party that spent most; of the plan where nobody vouched."""
+    """Return ε, δ and accountant of the party that spent most; the plan counts for whom no ledger speaks."""
     held = held_by(facts)
     if held is None:
         return None
     spent = [(one.epsilon, one.delta, one.accountant) for one in accounts.values()]
-    planned = (held.epsilon, held.delta, held.accountant)
-    return max(spent, default=planned)
+    if not spent or unspoken(facts, accounts):
+        spent.append((held.epsilon, held.delta, held.accountant))
+    return max(spent)
+
+
+def unspoken(facts: PackFacts, accounts: Mapping[int, LedgerAccount]) -> list[int]:
+    """Return the parties whose ledger is not here, or lacks rounds of this run.
+
+    A statement that was signed in the middle of a run says less than was spent. So does one of a party that
+    was absent: nobody but the party knows which it is.
+    """
+    return [
+        place
+        for place, party in enumerate(facts.parties)
+        if not party.removed and (place not in accounts or accounts[place].rounds < facts.done)
+    ]
 
 
 def statement(
@@ -143,11 +157,9 @@ def _short(
         yield "Who is protected?", f"{UNITS[held.unit].capitalize()}."
         yield "Against whom?", f"{_against(facts, held).capitalize()}."
         epsilon, delta, by = spent
-        known = (
-            f"of {len(accounts)} ledgers vouched for, the largest"
-            if accounts
-            else "by plan; no owner vouched"
-        )
+        known = f"the largest of {len(accounts)} ledgers" if accounts else "by plan; no owner vouched"
+        if accounts and (open_ := len(unspoken(facts, accounts))):
+            known += f", and of the plan for {open_} without a ledger of all rounds"
         yield (
             "How strongly?",
             f"ε = {epsilon:.3g} at δ = {delta:g} ({known}; counted by “{by}”). In words: somebody who has to "
@@ -246,7 +258,7 @@ def _ledgers(facts: PackFacts, accounts: Mapping[int, LedgerAccount]) -> Iterato
                 f"{one.epsilon:.4g} of {one.budget:.4g} at δ = {one.delta:g} ({one.accountant})",
                 str(sum(entry.count for entry in one.releases)),
                 f"{one.lines} lines, {one.head[:12]}…",
-                "not against its server" if one.flower else "none",
+                "; ".join(_ledger_caveats(facts, one)) or "none",
             )
         )
     yield Rows(
@@ -254,6 +266,13 @@ def _ledgers(facts: PackFacts, accounts: Mapping[int, LedgerAccount]) -> Iterato
         ("party", "ε spent of budget", "releases", "head of the ledger", "caveat"),
         (18, 34, 12, 24, 12),
     )
+
+
+def _ledger_caveats(facts: PackFacts, account: LedgerAccount) -> Iterator[str]:
+    if account.flower:
+        yield "not against its server"
+    if account.rounds < facts.done:
+        yield f"signed with {account.rounds} of {facts.done} rounds in it"
 
 
 def _questions(facts: PackFacts, accounts: Mapping[int, LedgerAccount]) -> Iterator[Block]:
@@ -273,7 +292,7 @@ def _answers(facts: PackFacts, accounts: Mapping[int, LedgerAccount]) -> Iterato
     yield "Neighbouring data", f"{held.adjacency}: {NEIGHBOURS[held.adjacency].format(what=what)}"
     yield (
         "Privacy loss ε",
-        f"{spent[0]:.6g} (largest ledger), {held.epsilon:.6g} planned for {noise.rounds} rounds",
+        f"{spent[0]:.6g} (page 1), {held.epsilon:.6g} planned for {noise.rounds} rounds",
     )
     yield "Failure probability δ", f"{held.delta:g}"
     yield (

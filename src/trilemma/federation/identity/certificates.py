@@ -264,6 +264,21 @@ def check_issued(certificate: bytes, authority: bytes) -> None:
         raise UserError("the certificate is not one of this authority's") from None
 
 
+def check_server(certificate: bytes, authority: bytes) -> None:
+    """Refuse a certificate that this authority has not issued to a server: clients have some of it, too.
+
+    >>> authority = new_authority("demo")
+    >>> check_server(issue_client(authority, "client-3").certificate, authority.certificate)
+    Traceback (most recent call last):
+    ...
+    trilemma.base.errors.UserError: the certificate is not a server's
+    """
+    check_issued(certificate, authority)
+    purposes = read_certificate(certificate).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    if ExtendedKeyUsageOID.SERVER_AUTH not in purposes:
+        raise UserError("the certificate is not a server's")
+
+
 def name_on(certificate: bytes) -> str:
     """Return whose certificate it is.
 
