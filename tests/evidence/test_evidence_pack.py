@@ -407,7 +407,7 @@ def test_a_ledger_signed_before_the_run_ended_does_not_speak_for_all_of_it(feder
     )
     facts = gather(federation).facts
     planned = worst(facts, {})
-    early = {place: half for place in owners}
+    early = dict.fromkeys(owners, half)
     assert worst(facts, early) == planned
     assert worst(facts, {0: owners[1].account, 1: half, 2: half, 3: half})[0] >= planned[0]
     text = str(statement(facts, {0: half}, None))
