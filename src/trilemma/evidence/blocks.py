@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ h2{font-size:1.15rem;color:#1f5fa8;margin:1.6rem 0 .4rem}
 table{border-collapse:collapse;width:100%;margin:.6rem 0}
 th,td{border-bottom:1px solid #d5dde5;padding:.35rem .5rem;text-align:left;vertical-align:top}
 tbody th{width:24%;font-weight:600;color:#33506e}thead th{background:#eef3f8}
-td{overflow-wrap:anywhere}
+td{overflow-wrap:break-word}
 p.strong{border-left:5px solid #b3261e;background:#fdf1f0;padding:.6rem .8rem}
 img{max-width:100%}figcaption{color:#51606f;font-size:.9em}figure{margin:.6rem 0}
 @media print{body{font-size:11.5px;margin:0 auto;max-width:none}
@@ -91,10 +92,20 @@ def as_html(title: str, blocks: Sequence[Block]) -> str:
     return head + "\n".join(_html(one) for one in blocks) + "\n</body></html>\n"
 
 
+def anchor(words: str) -> str:
+    """Return by which name a heading is linked to.
+
+    >>> anchor("What is not promised")
+    'what-is-not-promised'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
+
+
 def _html(block: Block) -> str:
     match block:
         case Heading(words, level, page):
-            return f"<h{level}{' class=page' if page else ''}>{html.escape(words)}</h{level}>"
+            mark = " class=page" if page else ""
+            return f'<h{level} id="{anchor(words)}"{mark}>{html.escape(words)}</h{level}>'
         case Words(words, strong):
             return f"<p{' class=strong' if strong else ''}>{html.escape(words)}</p>"
         case Image(file, words):
@@ -107,7 +118,10 @@ def _html(block: Block) -> str:
         + "</tr>"
         for row in block.rows
     )
-    return f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>\n{rows}\n</tbody></table>"
+    wide = "".join(f'<col style="width:{one}%">' for one in block.widths)
+    return (
+        f"<table>{wide}{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>\n{rows}\n</tbody></table>"
+    )
 
 
 def _html_cell(cell: Cell, heads: bool) -> str:

@@ -75,6 +75,7 @@ def _body(facts: PackFacts, accounts: Mapping[int, LedgerAccount], attacks: Atta
         Heading("Uses"),
         Words(OPEN),
         Heading("Bias, risks and limitations"),
+        Words("What follows is not promised."),
         *(Words(one) for one in NOT_PROMISED),
         Heading("How to get started"),
         Words("trilemma export FOLDER model.safetensors; then load_state_dict(load_file(...))."),

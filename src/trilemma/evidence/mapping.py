@@ -57,7 +57,7 @@ ROWS = (
     ),
     Support(
         "EU AI Act Art. 13 (information for deployers)",
-        "statement.html",
+        "statement.html#what-is-not-promised",
         "accuracy, limits and what is not promised, in words",
         "instructions for use in a given clinic",
     ),
@@ -75,13 +75,13 @@ ROWS = (
     ),
     Support(
         "EU AI Act Art. 15 (robustness, cybersecurity)",
-        "statement.html",
+        "statement.html#what-lying-parties-can-do",
         "how many lying parties are reckoned with, κ of the rule, what they can hide, who was expelled",
         "robustness of single predictions (adversarial examples), and security of the machines",
     ),
     Support(
         "GDPR Art. 25 (protection by design)",
-        "statement.html",
+        "statement.html#the-questions-of-nist-sp-800-226",
         "a bound on what one record or one party can change, its unit and threat model",
         "that this bound is enough for these records, or that processing is necessary",
     ),
@@ -117,13 +117,13 @@ ROWS = (
     ),
     Support(
         "SATRE output management: is the output disclosive?",
-        "statement.html",
+        "statement.html#what-is-not-promised",
         "a worst-case bound for one record, and what it does not cover",
         "an output checker's judgement",
     ),
     Support(
         "DP Deployments Registry: unit, ε, δ, model of trust, accounting, implementation",
-        "statement.html",
+        "statement.html#the-questions-of-nist-sp-800-226",
         "each field under “The questions of NIST SP 800-226”",
         "that the entry was submitted or reviewed",
     ),
@@ -132,7 +132,7 @@ ROWS = (
 
 def rows(files: Collection[str]) -> tuple[Support, ...]:
     """Return the claims whose files are there."""
-    return tuple(one for one in ROWS if one.file in files)
+    return tuple(one for one in ROWS if one.file.partition("#")[0] in files)
 
 
 def mapping(files: Collection[str]) -> list[Block]:

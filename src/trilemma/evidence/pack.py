@@ -190,7 +190,8 @@ def attack_page(attacks: Attacks) -> list[Block]:
         (
             one.attack,
             one.how,
-            f"{one.measure}: {one.found:.4f} (surely at least {one.low:.4f})"
+            f"{one.measure}: {one.found:.4f}"
+            + (f" (surely at least {one.low:.4f})" if one.low != one.found else "")
             + ("" if one.chance is None else f"; blind guessing {one.chance:.4f}"),
             "nothing is said" if one.allowed is None else f"{one.allowed:.4f}",
             one.why,

@@ -32,6 +32,10 @@ UNITS = {
     "example": "each single record of a party (for instance one patient's row)",
     "user": "everything that one party holds, all its records at once",
 }
+GUESS = {
+    "example": "whether one particular record was used",
+    "user": "which of two sets of records a party holds",
+}
 NEIGHBOURS = {
     "replace": "two data sets that differ in {what}, replaced by any other",
     "add-remove": "two data sets of which one has one more record",
@@ -154,16 +158,17 @@ def _short(
     if held is None or spent is None:
         yield "What is promised?", f"Nothing: {_reason(facts)}."
     else:
-        yield "Who is protected?", f"{UNITS[held.unit].capitalize()}."
+        real = facts.kind == "federation"
+        yield "Who is protected?" if real else "Who would be protected?", f"{UNITS[held.unit].capitalize()}."
         yield "Against whom?", f"{_against(facts, held).capitalize()}."
         epsilon, delta, by = spent
         known = f"the largest of {len(accounts)} ledgers" if accounts else "by plan; no owner vouched"
         if accounts and (open_ := len(unspoken(facts, accounts))):
             known += f", and of the plan for {open_} without a ledger of all rounds"
         yield (
-            "How strongly?",
+            "How strongly?" if real else "How strongly would it hold?",
             f"ε = {epsilon:.3g} at δ = {delta:g} ({known}; counted by “{by}”). In words: somebody who has to "
-            f"guess whether one particular record was used, and begins at 50 %, is right in at most "
+            f"guess {GUESS[held.unit]}, and begins at 50 %, is right in at most "
             f"{share(guess(epsilon, delta))} of cases, whatever else is known.{_weak(epsilon)}",
         )
     yield "What did attacks find?", _attacked(attacks, facts)
@@ -172,6 +177,10 @@ def _short(
     yield (
         "Where do records lie?",
         "At each party, before and after. This pack has no record and no party's size.",
+    )
+    yield (
+        "What is left to you?",
+        "Whether this limit is enough for these records, and whether the model is needed. No figure says so.",
     )
 
 
@@ -202,8 +211,13 @@ def _against(facts: PackFacts, held: Guarantee) -> str:
 def _attacked(attacks: Attacks | None, facts: PackFacts) -> str:
     if attacks is not None and attacks.tried:
         refuted = [one for one in attacks.tried if one.exceeds]
-        said = "; ".join(one.sentence for one in attacks.tried[:3])
-        return f"{'AN ATTACK EXCEEDED THE PROMISE. ' if refuted else ''}{said}. See attacks.html."
+        said = " ".join(
+            f"{one.attack[0].upper()}{one.attack[1:]}: {one.measure} {one.found:.3g}; the promise allows "
+            f"{one.allowed:.3g}."
+            for one in attacks.tried
+            if one.allowed is not None
+        )
+        return f"{'AN ATTACK EXCEEDED THE PROMISE. ' if refuted else ''}{said} More in attacks.html."
     if facts.kind == "federation":
         return (
             "Nothing was measured on the parties' records: no count of such an attack is paid for here. An "
@@ -384,11 +398,9 @@ def _robustness(facts: PackFacts) -> Iterator[Block]:
         rows += [
             (
                 "What they can hide",
-                f"a shift of up to {found['mean']:.3g} of the mean that no test of noise sees, if liars "
-                f"shift alike; "
-                f"{found['most']:.3g} whatever they send without proof against one of them. A contribution "
-                f"is "
-                f"at most {found['clip']:g} long",
+                f"if they shift alike, {found['mean']:.3g} in the mean of all messages; {found['most']:.3g} "
+                f"whatever they send. An honest contribution is at most {found['clip']:g} long. The rule "
+                "lets less than that through",
             )
         ]
     rows += [("Expelled", f"party {one.client}: {one.why}") for one in robust.expelled]

@@ -235,7 +235,7 @@ def _mapping(pack: Path) -> str:
     there = digests(pack)
     text = (pack / MAPPING).read_text("utf-8")
     for line in text.splitlines():
-        file = line.partition("](")[2].partition(")")[0]
+        file = line.partition("](")[2].partition(")")[0].partition("#")[0]
         if file and file not in there:
             raise UserError(f"a row rests on {file}, which is not in the pack")
     return f"{len(rows(there))} rows, each with its file"

@@ -58,7 +58,8 @@ def on_run(
     tried: list[tuple[str, Callable[[], Tried]]] = [*_with_records(target, key)]
     if shadows:
         tried.insert(1, ("membership, LiRA", partial(_lira, target, ready, rows, shadows, key)))
-    tried += _without_records(target, ready.config, examples, canaries, key)
+    subject = Subject.of(config, examples, "grid")
+    tried += _without_records(target, subject, canaries, key)
     return _all(target, tried, () if shadows else (("membership, LiRA", "give --shadows 8"),))
 
 
@@ -105,9 +106,11 @@ def on_server(folder: Path, run: str | None, digest: Callable[..., str], canarie
         classes=None if tests is None else tests.classes,
     )
     key = Key(task.config.run.seeds[0]).fold("attack on the final model")
-    examples = server_in(folder).federation.examples or 1
+    held = task.data
+    examples = server_in(folder).federation.examples or (1 if held is None else int(held.sizes.min()))
     skipped = tuple((name, AT_PARTIES) for name in ("membership", "attribute inference", "model inversion"))
-    return _all(target, _without_records(target, task.config, examples, canaries, key), skipped)
+    subject = Subject.resolved(task.config, task.resolved, examples)
+    return _all(target, _without_records(target, subject, canaries, key), skipped)
 
 
 def _not_used(party: Party, held: FederatedData, place: int) -> AskedRecords | None:
@@ -157,11 +160,9 @@ def _with_records(target: FinalModel, key: Key) -> list[Attack]:
     ]
 
 
-def _without_records(
-    target: FinalModel, config: Config, examples: int, canaries: int, key: Key
-) -> list[Attack]:
+def _without_records(target: FinalModel, subject: Subject | None, canaries: int, key: Key) -> list[Attack]:
     """Return the attacks that need no party's records."""
-    found: list[Attack] = [("canaries", partial(_canaries, config, examples, canaries, key))]
+    found: list[Attack] = [("canaries", partial(_canaries, subject, canaries, key))]
     if target.members is None:
         found.append(("backdoor", partial(marked, target)))
     return found
@@ -172,9 +173,8 @@ def _lira(target: FinalModel, ready: Experiment, rows: np.ndarray, shadows: int,
     return lira(target, trained, rows, key)
 
 
-def _canaries(config: Config, examples: int, canaries: int, key: Key) -> Tried:
+def _canaries(subject: Subject | None, canaries: int, key: Key) -> Tried:
     """Play one run of the same algorithm with canaries (`audit.one_run`)."""
-    subject = Subject.of(config, examples, "grid")
     if subject is None:
         raise UserError("nothing is noised, so there is nothing to find out")
     found = from_one_run(subject, canaries, RISK, key)
