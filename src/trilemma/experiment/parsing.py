@@ -176,9 +176,28 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[Assignment] = (), own: O
     plugins = load_plugins(_named_plugins(raw))
     tables = Tables.read({key: value for key, value in raw.items() if key != "plugins"}, assignments)
     asked = auto.taken(tables.values)
-    problems: list[str] = []
     from_packages = installed()
-    known = ("data", *CHOSEN, *PLAIN)
+    problems = _unknown(tables)
+    if not problems and own is not None:
+        problems += own.enter(tables)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    parts = _parts(problems, tables)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    wanted: PrivacyTable = parts["privacy"]
+    if wanted.aims and "delta" not in wanted.model_fields_set:
+        tables.notes.append(DELTA_UNSAID.format(wanted.delta))
+    config = auto.begun(Config(**parts, notes=tuple(tables.notes)), asked)
+    used = [one for one in from_packages if one.entries & _names(config) and one not in plugins]
+    auto.put_back(tables.values, asked)
+    source = {**tables.values, "plugins": [plugin.located for plugin in plugins]}
+    return replace(config, plugins=(*plugins, *used), source=source)
+
+
+def _unknown(tables: Tables) -> list[str]:
+    """Return what is wrong with the names of tables, and with what is no table."""
+    problems, known = list[str](), ("data", *CHOSEN, *PLAIN)
     for name, value in tables.values.items():
         if name == "sweep":
             problems.append("[sweep] says many runs: use trilemma sweep FILE, or leave the table out")
@@ -186,11 +205,11 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[Assignment] = (), own: O
             problems.append(f"unknown table [{name}]: {nearest(name, known)}")
         elif not isinstance(value, dict | str):
             problems.append(f"[{name}] must be a table, not {value!r}")
-    if not problems and own is not None:
-        problems += own.enter(tables)
-    if problems:
-        raise ConfigError("\n".join(problems))
+    return problems
 
+
+def _parts(problems: list[str], tables: Tables) -> dict[str, Any]:
+    """Return every table, validated, as fields of `Config`; what is wrong is added to `problems`."""
     chosen = _choose(problems, tables, "data", data.datasets, USUAL_DATA)
     usual = DatasetOptions.usual_partition if chosen is None else chosen.options.usual_partition
     parts: dict[str, Any] = {
@@ -206,16 +225,7 @@ def parse(raw: Mapping[str, Any], assignments: Iterable[Assignment] = (), own: O
         parts[name] = _check(problems, name, schema, tables.part(name))
     if not problems:
         parts["run"] = _rounds(problems, parts["algorithm"], parts["run"])
-    if problems:
-        raise ConfigError("\n".join(problems))
-    wanted: PrivacyTable = parts["privacy"]
-    if wanted.aims and "delta" not in wanted.model_fields_set:
-        tables.notes.append(DELTA_UNSAID.format(wanted.delta))
-    config = auto.begun(Config(**parts, notes=tuple(tables.notes)), asked)
-    used = [one for one in from_packages if one.entries & _names(config) and one not in plugins]
-    auto.put_back(tables.values, asked)
-    source = {**tables.values, "plugins": [plugin.located for plugin in plugins]}
-    return replace(config, plugins=(*plugins, *used), source=source)
+    return parts
 
 
 def _rounds(problems: list[str], algorithm: Choice[learning.AlgorithmSettings], run: RunTable) -> RunTable:

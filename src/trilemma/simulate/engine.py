@@ -104,8 +104,7 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
 
     with watch.stage("clients"), experiment.precision():
         mine, own = _clients(experiment, progress, participating, members)
-        ranks = experiment.ranks
-        stepped, sent = (mine, own) if ranks is None else ranks.together(mine, own)
+        stepped, sent = (mine, own) if experiment.ranks is None else experiment.ranks.together(mine, own)
         honest = [row for row, i in enumerate(stepped) if i not in experiment.byzantine]
         _check_finite(experiment, progress.round, sent, honest)
     with watch.stage("attack"):
@@ -131,6 +130,7 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
     if told is not None and following.round in told.turns:
         with watch.stage("own scores"):
             scores = _own_scores(experiment, following, members, told)
+    facts = _facts(sent, honest) | _wire(experiment, progress.broadcast, received, len(participating))
     weights = zip(participating, done.report["weights"].tolist(), strict=True)
     record = Record(
         round=following.round,
@@ -141,7 +141,7 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
         weights={i: round(weight, 6) for i, weight in weights},
         expelled=tuple(one.plain() for one in done.report.get("expelled", ())),
         attack_strength=received.strength,
-        facts=_facts(sent, honest) | _wire(experiment, progress.broadcast, received, len(participating)),
+        facts=facts,
         seconds=watch.take(),
     )
     return following, record
