@@ -41,7 +41,7 @@ def _regression(equal: bool) -> tuple[ArrayClients, np.ndarray, np.ndarray]:
 
 
 def _settings(**given: object) -> LpProj:
-    full_batch = {"batch_size": HELD, "weight_decay": 0.0, "personal_lr": 0.3, "resample": False}
+    full_batch = {"batch_size": HELD, "weight_decay": 0.0, "personal_lr": 0.3}
     return LpProj(**{**full_batch, **given})
 
 
@@ -97,7 +97,6 @@ def test_lambda_zero_is_local_least_squares() -> None:
         personal_lr=0.15,
         inner_steps=4000,
         tolerance=1e-28,
-        resample=False,
         local_rounds=1,
     )
     np.testing.assert_allclose(rounds(settings, clients, 1).state["x"], what, atol=1e-8)

@@ -31,7 +31,7 @@ from trilemma.learning.steps.own_scores import OwnScores, right_shares
 from trilemma.learning.steps.rounds import returned_model
 from trilemma.learning.steps.total import all_finite
 from trilemma.simulate.experiment import Experiment
-from trilemma.simulate.state_storage import ClientRows, Collector
+from trilemma.simulate.state_storage import ClientRows, Collector, StateStorage
 
 
 class Diverged(ArithmeticError):
@@ -117,13 +117,8 @@ def step(experiment: Experiment, progress: Progress) -> tuple[Progress, Record]:
         messages = replace(received.messages, senders=participating)
         done = algorithm.server(messages, progress.server, progress.round, key.fold("server"))
 
-    following = Progress(
-        round=progress.round + 1,
-        broadcast=done.broadcast,
-        clients=_merged(experiment, progress.clients, mine, own.state),
-        server=done.state,
-        chosen=progress.chosen,
-    )
+    state = _merged(experiment, progress.clients, mine, own.state)
+    following = Progress(progress.round + 1, done.broadcast, state, done.state, progress.chosen)
     following = replace(following, chosen=_chosen(experiment, following))
     scores: dict[str, float] = {}
     told = experiment.resolved.own_scores
@@ -241,15 +236,19 @@ def _received(
                 Moment(experiment, progress, sent, stepped, participating), view
             )
     crafted = craft(view)
-    if experiment.storage.on_disk:
-        stack = experiment.storage.empty((view.clients, honest.vectors.shape[1]), honest.vectors)
-        lies = view.order >= len(honest.vectors)
-        stack.index_copy_(0, (~lies).nonzero().flatten(), honest.vectors)
-        stack.index_copy_(0, lies.nonzero().flatten(), crafted.messages)
-    else:
-        stack = torch.cat([honest.vectors, crafted.messages]) if last else view.stack(crafted.messages)
+    stack = _stacked(experiment.storage, view, crafted.messages)
     length = layout.lengths(honest).total + MessageLengths.of(len(liars), layout.longest).total
     return _Received(Messages(stack, question=sent.question), length, crafted.strength)
+
+
+def _stacked(storage: StateStorage, view: View, lies: Tensor) -> Tensor:
+    """Return honest messages and lies, in the order of their senders."""
+    if not storage.on_disk:
+        return view.stack(lies)
+    stack = storage.empty((view.clients, view.honest.shape[1]), view.honest)
+    lying = view.order >= len(view.honest)
+    stack.index_copy_(0, (~lying).nonzero().flatten(), view.honest)
+    return stack.index_copy_(0, lying.nonzero().flatten(), lies)
 
 
 def _inquired(

@@ -12,8 +12,8 @@ One round of client k, started from the received w and its own x_k, which is nev
                w_k ← w_k − η_l λ ∂h(w_k − P x_k)
 
 The K steps on x_k are called a solve. With `tolerance` ν > 0 a client's solve ends once the squared gradient
-norm of its inner problem is at most ν, and K is the most steps it may take. `resample = false` keeps the
-mini-batch fixed during a solve, as in the paper's analysis. Dropout is drawn anew in every step.
+norm of its inner problem is at most ν, and K is the most steps it may take. Every step has a mini-batch and
+dropout of its own.
 
 A coordinate of w that is not finite has no meaningful pull. `nonfinite = "drop"` leaves out the penalty of
 that coordinate and reports the share of such coordinates as `unregularised`; "star" lets NaN through, so that
@@ -24,7 +24,7 @@ before w overflows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -107,7 +107,6 @@ class BilevelSettings(WholeClientSettings):
     local_rounds: int = Field(default=5, ge=1, description="solves and w steps per round (R)")
     inner_steps: int = Field(default=20, ge=1, description="most SGD steps of one solve (K)")
     tolerance: float = Field(default=0.0, ge=0, description="squared gradient norm that ends a solve (ν)")
-    resample: bool = Field(default=True, description="a fresh mini-batch for every step of a solve")
     batch_size: int = Field(default=64, ge=1, description="mini-batch; the last of an epoch is smaller")
     weight_decay: float = Field(default=0.001, ge=0, description="weight decay of the personal model")
     beta: float = Field(default=1.0, gt=0, description="server: w ← (1−β) w + β R(messages)")
@@ -167,34 +166,18 @@ def bilevel_algorithm(name: str, settings: BilevelSettings, coupling: Coupling, 
         return Start(w, clients, w)
 
     def client(broadcast: State, state: State, clients: Clients, round_: int, key: Key) -> ClientStep:
-        model, x = clients.model, state["x"]
-        projection = coupling.project(model, int(state["seed"][0]), x.device)
         received = broadcast["w"]
-        w = received.expand(len(clients.ids), -1)
-        px = projection.apply(x)
-        statistics: Mapping[str, Tensor] = statistics_of(model, state)
-        losses: list[Tensor] = []
-        steps = torch.zeros(len(x), device=x.device)
-        per_solve = settings.inner_steps if settings.resample else 1
-        batches = iter(
-            clients.epochs(settings.batch_size, settings.local_rounds * per_solve, key.fold("batch"))
-        )
-        for number in range(settings.local_rounds):
-            keys = client_keys(clients, key.fold("solve", number))
-            solved = solver.solve(model, projection, x, px, w, statistics, batches, keys)
-            x, px, statistics = solved.x, solved.px, solved.statistics
-            losses += solved.losses
-            steps = steps + solved.steps
-            w = w - settings.lr * settings.lam * coupling.penalty(w - px)
+        projection = coupling.project(clients.model, int(state["seed"][0]), state["x"].device)
+        w, solved = solver.rounds(clients, projection, received, state, key)
         messages, private = publish(setup, clients, received, w, round_)
         report = {
-            "loss": torch.stack(losses).mean(0),
-            "gap": torch.linalg.vector_norm(w - px, dim=1),
-            "steps": steps,
+            "loss": torch.stack(solved.losses).mean(0),
+            "gap": torch.linalg.vector_norm(w - solved.px, dim=1),
+            "steps": solved.steps,
             "unregularised": (~torch.isfinite(w)).float().mean(1),
             **private,
         }
-        return ClientStep(messages, {"x": x, "seed": state["seed"], **statistics}, report)
+        return ClientStep(messages, {"x": solved.x, "seed": state["seed"], **solved.statistics}, report)
 
     return Algorithm(
         name,
@@ -224,26 +207,39 @@ class _Solver:
     penalty: Penalty
     step: LocalStep
 
+    def rounds(
+        self, clients: Clients, projection: Projection, received: Tensor, state: State, key: Key
+    ) -> tuple[Tensor, _Solved]:
+        """Take the local rounds; return w, and where they led, with all losses and the sum of steps."""
+        settings, x = self.settings, state["x"]
+        w = received.expand(len(clients.ids), -1)
+        statistics: Mapping[str, Tensor] = statistics_of(clients.model, state)
+        done = _Solved(x, projection.apply(x), [], statistics, torch.zeros(len(x), device=x.device))
+        count = settings.local_rounds * settings.inner_steps
+        batches = iter(clients.epochs(settings.batch_size, count, key.fold("batch")))
+        for number in range(settings.local_rounds):
+            keys = client_keys(clients, key.fold("solve", number))
+            found = self.solve(clients.model, projection, done, w, batches, keys)
+            done = replace(found, losses=done.losses + found.losses, steps=done.steps + found.steps)
+            w = w - settings.lr * settings.lam * self.penalty(w - done.px)
+        return w, done
+
     def solve(
         self,
         model: Model,
         projection: Projection,
-        x: Tensor,
-        px: Tensor,
+        before: _Solved,
         w: Tensor,
-        statistics: Mapping[str, Tensor],
         batches: Iterator[Batch],
         keys: Sequence[Key],
     ) -> _Solved:
-        """Take the inner steps from x; with a tolerance, a client whose slope falls below it stays there."""
-        settings, losses = self.settings, []
+        """Take the inner steps; with a tolerance, a client whose slope falls below it stays where it is."""
+        settings, losses = self.settings, list[Tensor]()
+        x, px, statistics = before.x, before.px, before.statistics
         active: Tensor | None = None
         steps = torch.zeros(len(x), device=x.device)
-        batch = next(batches)
         for index in range(settings.inner_steps):
-            if settings.resample and index:
-                batch = next(batches)
-            found = self.step.gradient(model, x, batch, statistics, step_keys(keys, index))
+            found = self.step.gradient(model, x, next(batches), statistics, step_keys(keys, index))
             losses.append(found.loss)
             statistics = found.buffers
             force = settings.lam * self.penalty(w - px)
