@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from federation_harness import (
     Direct,
     asks,
     check_against_simulation,
+    command,
     coordinator,
     dropped_out,
     seeded,
@@ -196,3 +198,10 @@ def test_a_threat_for_members_is_that_of_their_scales() -> None:
     assert fewer.scales == (1.3, 0.9, 0.9, 0.6)
     with pytest.raises(UserError, match="5 weights for 4 clients"):
         replace(everybody, clients=4, most=4)
+
+
+def test_status_says_what_everybody_weighs(tmp_path: Path) -> None:
+    federation(tmp_path / "fed")
+    told = json.loads(command("status", tmp_path / "fed", "--json"))["parties"]
+    assert [one["account"]["weight"] for one in told if "account" in one] == list(SIZES)
+    assert "weight 12" in " ".join(command("status", tmp_path / "fed").split())

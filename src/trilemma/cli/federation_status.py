@@ -237,7 +237,8 @@ def _accounts(accounts: list[tuple[str, Account, Doings]]) -> Table:
         refused = ", ".join(f"{count} × {printable(why)}" for why, count in doings.refused.items())
         since = "" if doings.answered is None else ago(time.time() - doings.answered)
         answer = f"round {doings.round}, {since}" if since else ""
-        table.add_row(name, spent, left, releases or "none", answer, refused)
+        called = name if one.weight is None else f"{name}, weight {one.weight:g}"
+        table.add_row(called, spent, left, releases or "none", answer, refused)
     return table
 
 

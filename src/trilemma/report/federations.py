@@ -91,12 +91,13 @@ class RunStanding:
 class Account:
     """What a client has spent and may spend; `problem` says what cannot be read, or believed.
 
-    `rounds` counts releases by run and epoch.
+    `rounds` counts releases by run and epoch. `weight` is its public weight, if clients have some.
     """
 
     budget: Budget | None
     statement: Statement = field(repr=False, default=Statement(None))
     problem: str = ""
+    weight: float | None = None
 
     @property
     def spent(self) -> float:
@@ -140,6 +141,7 @@ class Account:
             "rounds": self.rounds,
             "caveats": list(self.caveats),
             "problem": self.problem,
+            "weight": self.weight,
         }
 
 
@@ -361,9 +363,10 @@ def account(party: Party) -> Account:
     try:
         statement = own_statement(party)
         budget = statement.budget or (read_budget(party) if party.budget.is_file() else None)
+        member = party.signed_roster.clients[party.client or 0]
     except UserError as error:
         return Account(None, problem=str(error))
-    return Account(budget, statement)
+    return Account(budget, statement, weight=member.weight)
 
 
 def _finite(value: Any) -> Any:
