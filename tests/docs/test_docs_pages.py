@@ -32,6 +32,7 @@ RUN = (
     "own-task",
     "plugins",
     "privacy",
+    "statistics",
     "studies",
 )
 """Pages that are run whole."""
