@@ -217,6 +217,29 @@ class MemberLine(AccountantLine):
     outside: str = Field(description="why it is not in the epoch, where it is not")
 
 
+class CountedLine(AccountantLine):
+    """A bin or category of a column; None: too few records to be shown."""
+
+    name: str
+    count: float | None
+    low: float | None
+    high: float | None
+
+
+class CountedColumn(AccountantLine):
+    """The histogram of a column."""
+
+    name: str
+    cells: list[CountedLine]
+
+
+class StatisticsView(AccountantLine):
+    """Private statistics: in words, and what can be drawn."""
+
+    lines: list[str]
+    columns: list[CountedColumn]
+
+
 class ServerRun(AccountantLine):
     """A run as the server has committed it."""
 
@@ -229,6 +252,7 @@ class ServerRun(AccountantLine):
     score: str
     changed: float
     members: list[MemberLine]
+    statistics: StatisticsView | None = Field(default=None, description="of a run of private statistics")
 
 
 class Spent(AccountantLine):

@@ -13,12 +13,25 @@ from pathlib import Path
 from trilemma.base.errors import UserError
 from trilemma.base.files import readable
 from trilemma.federation.party.layout import Party
-from trilemma.page.answers import AccountLine, MemberLine, PartyLine, PartyView, Role, ServerRun, Spent
+from trilemma.page.answers import (
+    AccountLine,
+    CountedColumn,
+    CountedLine,
+    MemberLine,
+    PartyLine,
+    PartyView,
+    Role,
+    ServerRun,
+    Spent,
+    StatisticsView,
+)
 from trilemma.page.index import Index, WatchedRun, shown
 from trilemma.page.runs import flat
 from trilemma.privacy.ledger.lines import Entry
 from trilemma.report import federations
 from trilemma.report.run_metadata import RunMetadata, plain_config
+from trilemma.report.statistics import FILE, read_statistics
+from trilemma.report.survey_words import lines
 from trilemma.report.tables import shown as shown_score
 
 LATEST = 300
@@ -72,7 +85,34 @@ def _server_run(server: Party, run: WatchedRun, index: Index) -> ServerRun | Non
         members=[
             _member(one) for one in federations.members_of(server, run.folder.name, summary.clients, records)
         ],
+        statistics=_statistics(run.folder),
     )
+
+
+def _statistics(folder: Path) -> StatisticsView | None:
+    """Return what a run of statistics told; None: it is none, or not looked at yet."""
+    if not (folder / FILE).is_file():
+        return None
+    try:
+        found = read_statistics(folder)
+    except UserError as error:
+        return StatisticsView(lines=[shown(str(error))], columns=[])
+    columns = [
+        CountedColumn(
+            name=shown(one.name),
+            cells=[
+                CountedLine(
+                    name=shown(cell.name),
+                    count=None if cell.count is None else cell.count.value,
+                    low=None if cell.count is None else cell.count.low,
+                    high=None if cell.count is None else cell.count.high,
+                )
+                for cell in one.cells
+            ],
+        )
+        for one in found.columns
+    ]
+    return StatisticsView(lines=[shown(line) for line in lines(found)], columns=columns)
 
 
 def _score(found: RunMetadata) -> str:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -152,9 +152,13 @@ def read_statistics(folder: Path) -> StatisticsResult:
     """Read what `StatisticsResult.save` wrote into a folder."""
     path = folder / FILE
     try:
-        return typed(StatisticsResult, json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError) as error:
+        return typed(StatisticsResult, json.loads(path.read_text("utf-8"), parse_constant=_refused))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} holds no statistics: {error}") from None
+
+
+def _refused(number: str) -> NoReturn:
+    raise ValueError(f"{number} is no figure")
 
 
 def concluded(

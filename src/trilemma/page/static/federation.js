@@ -59,7 +59,18 @@ function server(run) {
       { text: "not reached", number: true }, { text: "late", number: true },
       { text: "turned away", number: true }, { text: "mean share", number: true }, "why"],
     run.members.map((one) => ({ class: one.now.replaceAll(" ", "-"), cells: [`client ${one.client}`, `${SIGNS[one.now]} ${one.now}`,
-      heard(one), seconds(one), String(one.absent), String(one.unreached), String(one.late), String(one.rejected), one.weight.toFixed(4), why(one)] }))));
+      heard(one), seconds(one), String(one.absent), String(one.unreached), String(one.late), String(one.rejected), one.weight.toFixed(4), why(one)] }))),
+    run.statistics ? statistics(run.statistics) : null);
+}
+
+function statistics(told) {
+  const most = Math.max(1, ...told.columns.flatMap((one) => one.cells.map((cell) => cell.count ?? 0)));
+  return el("div", { class: "statistics" }, el("h3", {}, "Private statistics"),
+    el("ul", { class: "log" }, told.lines.map((line) => el("li", {}, line))),
+    told.columns.map((one) => el("details", {}, el("summary", {}, `Histogram of ${one.name}`),
+      table(["", { text: "records", number: true }, "interval", ""], one.cells.map((cell) => ({ cells: [cell.name,
+        cell.count === null ? "too few" : short(cell.count), cell.count === null ? "" : `${short(cell.low)} to ${short(cell.high)}`,
+        cell.count === null ? "" : el("meter", { min: 0, max: most, value: cell.count, "aria-label": `records in ${cell.name}` })] }))))));
 }
 
 function heard(one) {
