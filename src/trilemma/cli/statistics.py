@@ -15,7 +15,7 @@ from trilemma.cli.options import PluginOption
 from trilemma.cli.output import doing, say
 
 if TYPE_CHECKING:
-    from trilemma.report.statistics import StatisticsResult
+    from trilemma.survey.result import StatisticsResult
 
 RUN = "statistics"
 """What a federation's run of statistics is called where nothing is said."""
@@ -82,7 +82,7 @@ def show(result: StatisticsResult, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.plain(), ensure_ascii=False))
         return
-    from trilemma.report.survey_words import lines
+    from trilemma.survey.words import lines
 
     for line in lines(result):
         say(line)

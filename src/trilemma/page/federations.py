@@ -30,9 +30,9 @@ from trilemma.page.runs import flat
 from trilemma.privacy.ledger.lines import Entry
 from trilemma.report import federations
 from trilemma.report.run_metadata import RunMetadata, plain_config
-from trilemma.report.statistics import FILE, read_statistics
-from trilemma.report.survey_words import lines
 from trilemma.report.tables import shown as shown_score
+from trilemma.survey.result import FILE, read_statistics
+from trilemma.survey.words import lines
 
 LATEST = 300
 """Releases of a ledger, and lines of a log, that are shown: the newest."""

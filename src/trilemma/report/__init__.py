@@ -18,15 +18,11 @@ if TYPE_CHECKING:
     from trilemma.report.loading import load
     from trilemma.report.privacy import verdict_of
     from trilemma.report.result import Result, plot_results
-    from trilemma.report.statistics import (
-        StatisticsResult,
-        deployed_statistics,
-        read_statistics,
-        simulated_statistics,
-    )
+    from trilemma.report.statistics import deployed_statistics, simulated_statistics
     from trilemma.report.sweeps import SweepResult, load_sweep
     from trilemma.report.tables import Table, percent, results_table, tightest_epsilon
     from trilemma.report.trust import Suspect
+    from trilemma.survey.result import StatisticsResult, read_statistics
 
 __all__ = [
     "Curve",

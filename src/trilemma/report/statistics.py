@@ -6,18 +6,12 @@ from its seed: it shows what would be told, and protects nobody.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trilemma.base import files
-from trilemma.base.errors import ConfigError, UserError
+from trilemma.base.errors import ConfigError
 from trilemma.base.records import Record
-from trilemma.base.typed import typed
 from trilemma.experiment import Config, load
 from trilemma.experiment.resolve import Resolved
 from trilemma.learning.statistics import PrivateStatistics
@@ -25,17 +19,16 @@ from trilemma.privacy.types import NoiseLaw
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import assemble
 from trilemma.simulate.rehearsal import verify
-from trilemma.survey.figures import ColumnFigures, Correlation, columns, correlations
-from trilemma.survey.proposal import Proposal, propose
-from trilemma.survey.sites import Drift, SiteFigures, drifts, sites
-from trilemma.survey.told import LEVEL, Told, ToldFigure, heard
+from trilemma.survey.figures import columns, correlations
+from trilemma.survey.proposal import propose
+from trilemma.survey.result import FILE, StatisticsResult, read_statistics
+from trilemma.survey.sites import drifts, sites
+from trilemma.survey.told import Told, heard
 from trilemma.task import Task
 from trilemma.task.surveyed import refuse_unknown
 
 if TYPE_CHECKING:
     from trilemma.federation.party.layout import Party
-
-FILE = "statistics.json"
 
 SIMULATED = (
     "a simulation: its noise follows from the seed and protects nobody. Between parties: trilemma federation"
@@ -44,48 +37,6 @@ BY_MESSAGES = (
     "sites, drift and, where sites may lie, intervals come from single messages: what the server may know. A "
     "client that reads them counts among the colluders ([privacy] collusion)"
 )
-
-
-@dataclass(frozen=True)
-class StatisticsResult:
-    """What a survey told: every number with its noise and its interval.
-
-    An interval holds with the chance `level`, whatever `liars` of the sites have sent. `verdict` is what the
-    survey guarantees, or why nothing, as in the summary of a run.
-    """
-
-    records: ToldFigure
-    columns: tuple[ColumnFigures, ...]
-    correlations: tuple[Correlation, ...]
-    sites: tuple[SiteFigures, ...]
-    drift: tuple[Drift, ...]
-    proposal: Proposal
-    verdict: Mapping[str, Any]
-    heard: tuple[int, ...]
-    clients: int
-    liars: int
-    rule: str
-    level: float = LEVEL
-    notes: tuple[str, ...] = ()
-    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-    def plain(self) -> dict[str, Any]:
-        """Return JSON values."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
-
-    def column(self, name: str) -> ColumnFigures:
-        """Return what is known of a column."""
-        found = [one for one in self.columns if one.name == name]
-        if not found:
-            raise UserError(f"no column {name!r}; there are {', '.join(one.name for one in self.columns)}")
-        return found[0]
-
-    def save(self, folder: Path) -> Path:
-        """Write it into a folder, as `statistics.json`; return where it is."""
-        path = folder / FILE
-        files.write_atomically(path, json.dumps(self.plain(), indent=2, ensure_ascii=False).encode())
-        return path
 
 
 def options_of(config: Config) -> PrivateStatistics:
@@ -146,19 +97,6 @@ def deployed_statistics(server: Party, run: str) -> StatisticsResult | None:
     result = concluded(task.config, task.resolved, value, messages, Record.read(last.record))
     result.save(folder)
     return result
-
-
-def read_statistics(folder: Path) -> StatisticsResult:
-    """Read what `StatisticsResult.save` wrote into a folder."""
-    path = folder / FILE
-    try:
-        return typed(StatisticsResult, json.loads(path.read_text("utf-8"), parse_constant=_refused))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} holds no statistics: {error}") from None
-
-
-def _refused(number: str) -> NoReturn:
-    raise ValueError(f"{number} is no figure")
 
 
 def concluded(

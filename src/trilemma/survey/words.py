@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trilemma.report.statistics import StatisticsResult
 from trilemma.survey.figures import ColumnFigures
+from trilemma.survey.result import StatisticsResult
 from trilemma.survey.told import ToldFigure
 
 MOST_DRIFTS = 6
