@@ -428,3 +428,19 @@ def test_an_attack_that_exceeds_its_bound_is_said_on_page_one(federation, partie
     write(gather(federation), tmp_path / "pack", ledgers(parties), attacks)
     assert "EXCEEDED" in (tmp_path / "pack" / "statement.html").read_text()
     assert not refused(verify(tmp_path / "pack"))
+
+
+def test_public_weights_are_in_the_pack_and_its_kappa_is_theirs(tmp_path):
+    weights = ("federation.weights=[0.3, 0.2, 0.2, 0.3]", "algorithm.name=dsgd", "aggregation.rule=caf")
+    noise = ("privacy.threat=ldp", "privacy.sigma_ind=1.0", "privacy.clip=0.1")
+    parties = make(tmp_path / "federation", 4, small_config(4, *weights, *noise, rounds=1), budget=1000.0)
+    coordinator(parties, Direct(parties), run=RUN)[0].go()
+    gathered = gather(tmp_path / "federation")
+    write(gathered, tmp_path / "pack", ledgers(parties))
+    assert gathered.facts.robust.kappa > 0
+    assert not refused(verify(tmp_path / "pack"))
+    assert "Public weights" in (tmp_path / "pack" / "statement.html").read_text()
+    config = tmp_path / "pack" / "config.toml"
+    config.write_text(config.read_text().replace("0.3", "0.25").replace("0.2,", "0.25,"))
+    resigned(tmp_path / "pack", parties[0])
+    assert "other weights" in " ".join(refused(verify(tmp_path / "pack")))

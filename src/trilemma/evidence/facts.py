@@ -81,6 +81,7 @@ class Robust(Strict):
     rule: str
     tolerated: int
     heard: int
+    weights: tuple[float, ...] = ()
     kappa: float | None
     hidden: dict[str, float] | None = None
     expelled: tuple[ExpelledParty, ...] = ()

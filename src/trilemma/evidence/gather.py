@@ -175,7 +175,8 @@ def _noise(resolved: Resolved, records: Sequence[Record], rounds: int, delta: fl
 def _robust(result: Result, resolved: Resolved, dim: int, records: Sequence[Record], held: bool) -> Robust:
     table, release = result.config.federation, resolved.release
     hidden = hidden_by(
-        release, table.participants, table.f, dim, result.config.run.rounds, result.config.privacy.neighbours
+        *(release, table.participants, table.f, dim, result.config.run.rounds),
+        *(result.config.privacy.neighbours, table.shares),
     )
     central = resolved.threat is not None and resolved.threat.name == "cdp"
     gone = [] if central else [one for record in records for one in expulsions(record)]
@@ -183,6 +184,7 @@ def _robust(result: Result, resolved: Resolved, dim: int, records: Sequence[Reco
         rule=result.config.aggregation.rule,
         tolerated=table.f,
         heard=table.participants,
+        weights=table.shares,
         kappa=resolved.rule.kappa(table.participants),
         hidden=hidden,
         expelled=tuple(ExpelledParty(client=client, why=why) for client, why in gone),
@@ -191,10 +193,22 @@ def _robust(result: Result, resolved: Resolved, dim: int, records: Sequence[Reco
 
 
 def hidden_by(
-    release: Release | None, n: int, f: int, dim: int, rounds: int, neighbours: int | None
+    release: Release | None,
+    n: int,
+    f: int,
+    dim: int,
+    rounds: int,
+    neighbours: int | None,
+    shares: Sequence[float] = (),
 ) -> dict[str, float] | None:
-    """Return how far f liars of n can move the mean of the messages unseen; None: without noise, or liars."""
-    if release is None or release.law.silent or not 0 < 2 * f < n or not math.isfinite(release.clip):
+    """Return how far f liars of n can move the mean unseen; None: without noise or liars, or with weights."""
+    if (
+        shares
+        or release is None
+        or release.law.silent
+        or not 0 < 2 * f < n
+        or not math.isfinite(release.clip)
+    ):
         return None
     found = hidden_shift(release.law, release.clip, n, f, dim, rounds, neighbours=neighbours)
     return {"mean": found.mean, "most": found.most, "clip": release.clip}

@@ -364,7 +364,7 @@ def _utility(facts: PackFacts) -> Iterator[Block]:
         yield Rows(rows, ("score", "last", "round", "on", "paid for by ε"), (18, 12, 10, 40, 20))
         yield Words("Scores are the server's word. Nobody else can compute them again from this folder.")
     law = (facts.noise.release or {}).get("law")
-    if law and facts.clients:
+    if law and not facts.robust.weights:
         per = math.sqrt(law["sigma_ind"] ** 2 / facts.clients)
         yield Words(
             f"Planned: the noise that stays in the mean of all {facts.clients} parties has standard "
@@ -393,6 +393,15 @@ def _robustness(facts: PackFacts) -> Iterator[Block]:
             "honest mean by at most κ times the honest messages' spread, squared",
         ),
     ]
+    if robust.weights:
+        heavy = sum(sorted(robust.weights)[-robust.tolerated :]) if robust.tolerated else 0.0
+        rows.append(
+            (
+                "Public weights",
+                f"{min(robust.weights):.3g} to {max(robust.weights):.3g}; the f heaviest weigh "
+                f"{heavy:.3g}. All parties agreed on them, and no party reports its own",
+            )
+        )
     if robust.hidden is not None:
         found = robust.hidden
         rows += [

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trilemma import aggregation
+from trilemma.aggregation.steps.weights import normalised
 from trilemma.audit.final.found import ATTACKS, Attacks
 from trilemma.base.errors import PrivacyError, UserError
 from trilemma.base.typed import typed
@@ -191,12 +192,16 @@ def _robustness(pack: Path, facts: PackFacts) -> str:
     said, robust = tomllib.loads((pack / CONFIG).read_text("utf-8")), facts.robust
     release = None if facts.noise.release is None else typed(Release, facts.noise.release)
     neighbours = said["privacy"].get("neighbours")
-    hidden = hidden_by(release, robust.heard, robust.tolerated, facts.dim, facts.rounds, neighbours)
+    shares = normalised(said["federation"].get("weights", ()))
+    if shares != robust.weights:
+        raise UserError("the configuration has other weights than the facts")
+    n, f = robust.heard, robust.tolerated
+    hidden = hidden_by(release, n, f, facts.dim, facts.rounds, neighbours, shares)
     if hidden != robust.hidden:
         raise UserError(f"liars can hide {hidden}, the facts say {robust.hidden}")
     if said.get("plugins"):
         return "what liars can hide follows; κ was not computed: a plugin's rule is not known here"
-    kappa = aggregation.parse(robust.rule, f=robust.tolerated).kappa(robust.heard)
+    kappa = aggregation.parse(robust.rule, f, shares).kappa(n)
     if kappa != robust.kappa:
         raise UserError(f"κ of {robust.rule} is {kappa}, the facts say {robust.kappa}")
     return "κ and what liars can hide follow from rule, f, n and noise"

@@ -18,7 +18,7 @@ from trilemma.audit.final.others import attributes, inversion, marked
 from trilemma.audit.final.target import AskedRecords, FinalModel
 from trilemma.audit.one_run import from_one_run
 from trilemma.audit.subject import Subject
-from trilemma.base.errors import UserError
+from trilemma.base.errors import PrivacyError, UserError
 from trilemma.base.keys import Key
 from trilemma.data import FederatedData
 from trilemma.data.types import each
@@ -58,7 +58,7 @@ def on_run(
     tried: list[tuple[str, Callable[[], Tried]]] = [*_with_records(target, key)]
     if shadows:
         tried.insert(1, ("membership, LiRA", partial(_lira, target, ready, rows, shadows, key)))
-    subject = Subject.of(config, examples, "grid")
+    subject = partial(Subject.of, config, examples, "grid")
     tried += _without_records(target, subject, canaries, key)
     return _all(target, tried, () if shadows else (("membership, LiRA", "give --shadows 8"),))
 
@@ -109,7 +109,7 @@ def on_server(folder: Path, run: str | None, digest: Callable[..., str], canarie
     held = task.data
     examples = server_in(folder).federation.examples or (1 if held is None else int(held.sizes.min()))
     skipped = tuple((name, AT_PARTIES) for name in ("membership", "attribute inference", "model inversion"))
-    subject = Subject.resolved(task.config, task.resolved, examples)
+    subject = partial(Subject.resolved, task.config, task.resolved, examples)
     return _all(target, _without_records(target, subject, canaries, key), skipped)
 
 
@@ -160,7 +160,9 @@ def _with_records(target: FinalModel, key: Key) -> list[Attack]:
     ]
 
 
-def _without_records(target: FinalModel, subject: Subject | None, canaries: int, key: Key) -> list[Attack]:
+def _without_records(
+    target: FinalModel, subject: Callable[[], Subject | None], canaries: int, key: Key
+) -> list[Attack]:
     """Return the attacks that need no party's records."""
     found: list[Attack] = [("canaries", partial(_canaries, subject, canaries, key))]
     if target.members is None:
@@ -173,11 +175,12 @@ def _lira(target: FinalModel, ready: Experiment, rows: np.ndarray, shadows: int,
     return lira(target, trained, rows, key)
 
 
-def _canaries(subject: Subject | None, canaries: int, key: Key) -> Tried:
+def _canaries(subject: Callable[[], Subject | None], canaries: int, key: Key) -> Tried:
     """Play one run of the same algorithm with canaries (`audit.one_run`)."""
-    if subject is None:
+    played = subject()
+    if played is None:
         raise UserError("nothing is noised, so there is nothing to find out")
-    found = from_one_run(subject, canaries, RISK, key)
+    found = from_one_run(played, canaries, RISK, key)
     many = found.facts["canaries"]
     return Tried(
         attack="canaries in one run",
@@ -197,7 +200,7 @@ def _all(target: FinalModel, attacks: list[Attack], skipped: tuple[tuple[str, st
     for name, attack in attacks:
         try:
             tried.append(attack())
-        except UserError as error:
+        except (UserError, PrivacyError) as error:
             left.append((name, str(error)))
     done = Attacks(
         model_digest=target.digest,
