@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 
-from trilemma.base.errors import UserError, nearest
+from trilemma.base.errors import UserError
+from trilemma.base.registry import Registry
 from trilemma.report.curves import PALETTE, Curve, plot_curves
 from trilemma.report.picture_files import picture_file, save_picture
 from trilemma.report.privacy import verdict_of
 from trilemma.report.result import Result, plot_results
 from trilemma.report.tables import tightest_epsilon
+from trilemma.report.trust import plot_shares, shares
 
-Kind = Literal["curves", "suspects", "privacy", "cost"]
-"""What a picture is of: a score, whom the rule trusted, ε spent, seconds per stage."""
+Drawer = Callable[[Sequence[Result], Path, str | None], Path]
+"""(runs, path, quantity) -> the file that was drawn; `quantity` None: the score that counts."""
+
+pictures: Registry[Drawer] = Registry("picture")
+"""Every picture of runs by the name users type."""
 
 
-def draw(results: Sequence[Result], kind: str, path: Path) -> Path:
+def draw(results: Sequence[Result], kind: str, path: Path, quantity: str | None = None) -> Path:
     """Draw a picture of runs into a file; several runs over each other, or, of a map or a cost, one run."""
-    if kind not in get_args(Kind):
-        raise UserError(f"no picture is called {kind!r}: {nearest(kind, get_args(Kind))}")
-    if kind in ("suspects", "cost") and len(results) > 1:
+    return pictures[kind](results, picture_file(path), quantity)
+
+
+def _only(results: Sequence[Result], kind: str) -> Result:
+    if len(results) > 1:
         raise UserError(f"a picture of {kind} is of one run; allowed of several: curves, privacy")
-    path, first = picture_file(path), results[0]
-    if kind == "suspects":
-        return first.plot(path, kind="suspects")
-    if kind == "cost":
-        return _cost(first, path)
-    if kind == "privacy":
-        return _privacy(results, path)
-    if len(results) == 1:
-        return first.plot(path)
-    return plot_results([(label(one), one) for one in results], None, path, "Several runs over each other")
+    return results[0]
+
+
+@pictures.register("curves", "a score over rounds")
+def _curves(results: Sequence[Result], path: Path, quantity: str | None) -> Path:
+    """Draw a score over rounds, of a single run beside the run without liars, dashed."""
+    if len(results) > 1:
+        named = [(label(one), one) for one in results]
+        return plot_results(named, None, path, "Several runs over each other", quantity)
+    [one] = results
+    return plot_results([(one.summary.rule, one)], one.baseline, path, one.heading, quantity)
+
+
+@pictures.register("suspects", "whom the rule trusted")
+def _suspects(results: Sequence[Result], path: Path, _: str | None) -> Path:
+    """Draw each client's share, clients × rounds; of the first seed alone where others lie in each."""
+    one = _only(results, "suspects")
+    count, first = one.summary.clients, next(iter(one.seeds))
+    last = one.config.federation.placement == "last"
+    liars = range(count - (one.summary.byzantine or 0), count) if last else ()
+    chosen = one.seeds if one.liars_stay else {first: one.seeds[first]}
+    whose = f"rule: {one.summary.rule}" + ("" if one.liars_stay else f", seed {first}")
+    return plot_shares(shares(count, chosen), path, f"{one.heading}, {whose}", liars)
 
 
 def label(result: Result) -> str:
@@ -44,7 +63,8 @@ def label(result: Result) -> str:
     return f"{summary.rule} {attack}, ε = {tightest_epsilon(summary)[0]}"
 
 
-def _privacy(results: Sequence[Result], path: Path) -> Path:
+@pictures.register("privacy", "ε spent over rounds")
+def _privacy(results: Sequence[Result], path: Path, _: str | None) -> Path:
     """Draw ε spent over rounds, and the ε a run was asked to keep to, dashed."""
     curves = [one.curve(label(one), "epsilon") for one in results]
     for one, curve in zip(results, curves, strict=True):
@@ -61,10 +81,12 @@ def _privacy(results: Sequence[Result], path: Path) -> Path:
     return plot_curves(curves, path, title, f"ε spent at δ = {results[0].config.privacy.delta:g}")
 
 
-def _cost(result: Result, path: Path) -> Path:
+@pictures.register("cost", "seconds of each stage of a round")
+def _cost(results: Sequence[Result], path: Path, _: str | None) -> Path:
     """Draw the seconds of each stage of a round, upon each other, the mean over seeds."""
     from matplotlib.figure import Figure  # without pyplot: no global state, no display needed
 
+    result = _only(results, "cost")
     names = dict.fromkeys(stage for record in result.records for stage in record.seconds)
     if not names:
         raise UserError(f"{str(result.directory)!r} has no records of the time its stages took")

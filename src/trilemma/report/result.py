@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from trilemma.report.curves import Curve, plot_curves
 from trilemma.report.privacy import verdict_of
 from trilemma.report.tables import Table, results_table, tightest_epsilon
 from trilemma.report.trained import Trained
-from trilemma.report.trust import Suspects, plot_shares, shares, trusted, verdict
+from trilemma.report.trust import Suspects, shares, trusted, verdict
 
 
 @dataclass(frozen=True)
@@ -132,14 +132,14 @@ class Result:
 
     def verdict_on_clients(self) -> str:
         """Say who stands out by a small share in the aggregate, or that nobody does (`report.trust`)."""
-        seed = None if self._liars_stay else next(iter(self.seeds))
+        seed = None if self.liars_stay else next(iter(self.seeds))
         records = self.records if seed is None else self.seeds[seed]
         table = self.config.federation
         said = verdict(self.summary.rule, self.summary.clients, records, table.f, table.weights)
         return f"seed {seed}: {said}" if said and seed is not None else said
 
     @property
-    def _liars_stay(self) -> bool:
+    def liars_stay(self) -> bool:
         """Whether the same clients lie in every seed."""
         return len(self.seeds) == 1 or self.config.federation.placement == "last"
 
@@ -194,34 +194,15 @@ class Result:
         quantity = quantity or self.summary.score
         return Curve.from_records(label or self.summary.rule, list(self.seeds.values()), quantity, dashed)
 
-    def plot(
-        self,
-        path: Path | str | None = None,
-        quantity: str | None = None,
-        kind: Literal["curves", "suspects"] = "curves",
-    ) -> Path:
-        """Draw a score over rounds, the run without liars dashed; by default into the run's own folder.
+    def plot(self, path: Path | str | None = None, quantity: str | None = None, kind: str = "curves") -> Path:
+        """Draw a picture: "curves", a score over rounds; by default into the run's own folder.
 
-        `kind="suspects"` draws each client's share in the aggregate instead, clients × rounds, the mean over
-        seeds; of the first seed alone, where other clients lie in the others.
+        `kind` is a picture of `report.pictures`: "suspects", for instance, is each client's share in the
+        aggregate, clients × rounds.
         """
-        if kind not in ("curves", "suspects"):
-            raise UserError(f"kind = {kind!r}; allowed: 'curves', 'suspects'")
-        target = self.directory / f"{kind}.png" if path is None else Path(path)
-        title = self.heading
-        if kind == "suspects":
-            count = self.summary.clients
-            first = next(iter(self.seeds))
-            chosen = self.seeds if self._liars_stay else {first: self.seeds[first]}
-            last = self.config.federation.placement == "last"
-            liars = range(count - (self.summary.byzantine or 0), count) if last else ()
-            whose = (
-                f"rule: {self.summary.rule}"
-                if self._liars_stay
-                else f"rule: {self.summary.rule}, seed {first}"
-            )
-            return plot_shares(shares(count, chosen), target, f"{title}, {whose}", liars)
-        return plot_results([(self.summary.rule, self)], self.baseline, target, title, quantity)
+        from trilemma.report.pictures import draw
+
+        return draw([self], kind, self.directory / f"{kind}.png" if path is None else Path(path), quantity)
 
     def __rich__(self) -> Any:
         return self.table()
