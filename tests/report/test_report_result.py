@@ -173,7 +173,7 @@ def test_the_picture_is_drawn_where_asked(run: Path, tmp_path: Path) -> None:
     assert result.plot(quantity="up_bytes") == run / "curves.png"
     assert result.plot(kind="suspects") == run / "suspects.png"
     assert (run / "suspects.png").stat().st_size > 5000
-    with pytest.raises(UserError, match="unknown picture 'heat'.*cost, curves, privacy, suspects"):
+    with pytest.raises(UserError, match=r"unknown picture 'heat'.*cost, curves, privacy, suspects"):
         result.plot(kind="heat")
     assert list(result.curve().rounds) == [3, 6]
     assert result.curve().values.shape == (2, 2)
