@@ -36,6 +36,7 @@ from trilemma.federation.party.task import load_task
 from trilemma.learning.messages import STEPS
 from trilemma.privacy import Threat, judge
 from trilemma.privacy.secrets import SecretNoise
+from trilemma.privacy.threats.covariance import weighed_multiplier
 from trilemma.privacy.types import NoiseLaw
 
 SIZES = (29, 29, 20, 20, 12)
@@ -205,3 +206,17 @@ def test_status_says_what_everybody_weighs(tmp_path: Path) -> None:
     told = json.loads(command("status", tmp_path / "fed", "--json"))["parties"]
     assert [one["account"]["weight"] for one in told if "account" in one] == list(SIZES)
     assert "weight 12" in " ".join(command("status", tmp_path / "fed").split())
+
+
+def test_an_epoch_of_fewer_is_priced_with_their_weights(tmp_path: Path) -> None:
+    """The heaviest is away: its own noise is missing, which everybody else pays for."""
+    parties, _ = federation(tmp_path / "fed")
+    transport = Direct(parties)
+    transport.gone = {0}
+    coordinator(parties, transport)[0].go()
+    threat, release = (getattr(load_task(parties[1]).resolved, name) for name in ("threat", "release"))
+    for client in range(1, CLIENTS):
+        paid = own_statement(parties[1 + client]).entries[0].mechanism.z
+        own = threat.scales[client]
+        assert paid == weighed_multiplier(release.law, release.sensitivity, threat.scales[1:], 0, own)
+        assert paid < weighed_multiplier(release.law, release.sensitivity, threat.scales, 0, own)

@@ -243,3 +243,20 @@ def test_a_contribution_that_is_not_finite_is_zero_at_every_scale() -> None:
 def test_what_has_no_proof_is_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
         Threat("secldp", 5, 1, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_a_nodes_own_noise_is_sigma_ind_in_its_message_whatever_it_weighs(scale: float) -> None:
+    law, step = NoiseLaw(sigma_ind=0.7), 2.0**-12
+    source = SecretNoise(0, {1: bytes(32)}, own=bytes(32), scale=scale)
+    drawn = source.steps(law, step, (0,), 200_000, 1, CPU).double() * step / scale
+    assert float(drawn.std()) == pytest.approx(0.7, rel=0.01)
+
+
+def test_a_nodes_shared_noise_is_larger_in_a_lighter_message() -> None:
+    law, step = NoiseLaw(sigma_cor=0.7), 2.0**-12
+    light, heavy = (
+        SecretNoise(0, {1: bytes(32)}, scale=scale).draw(law, (0,), 50, 1, CPU) for scale in (0.5, 2.0)
+    )
+    torch.testing.assert_close(light, 4 * heavy)
+    assert step < float(light.std())
