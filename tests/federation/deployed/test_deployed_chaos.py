@@ -30,9 +30,11 @@ from deployed_harness import Real
 from federation_harness import Direct, coordinator, dropped_out, make, result_of, share_seeds, small_config
 from free_ports import free_ports
 from trilemma.base.errors import UserError
+from trilemma.federation.client.spending import reach
 from trilemma.federation.operations import deployment
 from trilemma.federation.party.layout import parties
 from trilemma.federation.party.public_facts import Timing
+from trilemma.federation.party.task import load_task
 from trilemma.federation.processes import groups as processes
 from trilemma.federation.server.replay import replay
 from trilemma.federation.server.under_way import run_under_way
@@ -48,7 +50,7 @@ LDP = (
     "aggregation.rule=caf",
     "privacy.threat=ldp",
     "privacy.clip=0.1",
-    "privacy.sigma_ind=0.5",
+    "privacy.sigma_ind=2.0",  # with less no budget reaches to the end of a long chaos
 )
 
 
@@ -132,6 +134,7 @@ def test_any_process_is_killed_and_the_run_ends_as_it_should(tmp_path: Path, who
     folder = tmp_path / "federation"
     everybody = make(folder, CLIENTS, config, budget=1e9, transcript=True, timing=TIMING, port=free_ports(1))
     share_seeds(everybody, config)
+    assert reach(everybody[1], load_task(everybody[1]), "chaos").ends
     shutil.copytree(folder, tmp_path / "undisturbed")
     chaos = Chaos(Real(folder, everybody))
     try:
