@@ -444,3 +444,16 @@ def test_public_weights_are_in_the_pack_and_its_kappa_is_theirs(tmp_path):
     config.write_text(config.read_text().replace("0.3", "0.25").replace("0.2,", "0.25,"))
     resigned(tmp_path / "pack", parties[0])
     assert "other weights" in " ".join(refused(verify(tmp_path / "pack")))
+
+
+def test_a_machine_that_rounds_otherwise_refuses_nothing_and_a_better_figure_is_refused(pack, parties):
+    """The last digits of ε may differ elsewhere; pages are made from the figure that stands in the facts."""
+    path = pack / "facts.json"
+    kept = path.read_text()
+    epsilon = json.loads(kept)["noise"]["verdict"]["guarantee"]["epsilon"]
+    path.write_text(kept.replace(repr(epsilon), repr(epsilon * (1 + 1e-12))))
+    resigned(pack, parties[0])
+    assert not refused(verify(pack))
+    path.write_text(kept.replace(repr(epsilon), repr(epsilon * 0.9)))
+    resigned(pack, parties[0])
+    assert "guarantee" in refused(verify(pack))[0]

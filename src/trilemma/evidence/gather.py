@@ -33,12 +33,15 @@ from trilemma.federation.processes.logs import events_file
 from trilemma.federation.server.transcript import Transcript
 from trilemma.learning.defences.evidence import hidden_shift
 from trilemma.models.types import Model
-from trilemma.privacy import Guarantee
+from trilemma.privacy import Guarantee, read_verdict
 from trilemma.privacy.types import Release
 from trilemma.report.loading import load
 from trilemma.report.result import Result
 from trilemma.report.trust import expulsions
 from trilemma.simulate import RunDirectory, assemble
+
+WRITERS = ("fpdf2", "fonttools", "matplotlib")
+"""Packages whose versions decide about the bytes of a PDF."""
 
 SEEDED = (
     "this is a simulation: its noise follows from the seed in config.toml, so whoever has both can take it "
@@ -137,7 +140,7 @@ def _facts(
         made=dt.datetime.now(dt.UTC).date().isoformat(),
         made_with={
             "python": platform.python_version(),
-            **{name: installed(name) for name in ("trilemma", "torch", "numpy", "dp-accounting", "fpdf2")},
+            **{name: installed(name) for name in ("trilemma", "torch", "numpy", "dp-accounting", *WRITERS)},
         },
         clients=config.federation.clients,
         rounds=config.run.rounds,
@@ -264,6 +267,6 @@ def _log(name: str, path: Path) -> LogDigest:
 
 
 def held_by(facts: PackFacts) -> Guarantee | None:
-    """Return the guarantee of a pack; None: there is none."""
-    found = facts.noise.judged()
+    """Return the guarantee that a pack states, which `verify` computes again; None: there is none."""
+    found = read_verdict(facts.noise.verdict)
     return found if isinstance(found, Guarantee) else None

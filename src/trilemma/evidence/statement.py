@@ -15,7 +15,7 @@ from trilemma.evidence.blocks import Block, Cell, Heading, Image, Link, Rows, Wo
 from trilemma.evidence.facts import PackFacts, ScoreCurve
 from trilemma.evidence.gather import held_by
 from trilemma.evidence.vouched import LedgerAccount
-from trilemma.privacy import Guarantee, NoGuarantee
+from trilemma.privacy import Guarantee, NoGuarantee, read_verdict
 
 CURVE = "utility.png"
 
@@ -68,7 +68,7 @@ def share(value: float) -> str:
     """Return a share as a percentage that never rounds to certainty.
 
     >>> share(0.99966), share(0.73), share(1.0)
-    ('99.97 %', '73 %', '100 %')
+    ('99.966 %', '73 %', '100 %')
     """
     digits = 0 if value < 0.99 or value == 1 else min(6, math.ceil(-math.log10(1 - value)) - 1)
     return f"{100 * value:.{digits}f} %"
@@ -141,7 +141,7 @@ def _page_one(
 
 
 def _reason(facts: PackFacts) -> str:
-    found = facts.noise.judged()
+    found = read_verdict(facts.noise.verdict)
     return found.reason if isinstance(found, NoGuarantee) else ""
 
 

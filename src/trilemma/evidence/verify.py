@@ -8,8 +8,10 @@ server's folder is given, and it kept a transcript, the run is replayed.
 from __future__ import annotations
 
 import hashlib
+import math
+import platform
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,7 @@ from trilemma.audit.final.found import ATTACKS, Attacks
 from trilemma.base.errors import PrivacyError, UserError
 from trilemma.base.typed import typed
 from trilemma.evidence.facts import PackFacts
-from trilemma.evidence.gather import digest_of, digest_of_files, hidden_by
+from trilemma.evidence.gather import WRITERS, digest_of, digest_of_files, hidden_by
 from trilemma.evidence.mapping import MAPPING, rows
 from trilemma.evidence.pack import (
     AUTHORITY,
@@ -96,6 +98,21 @@ def verify(pack: Path, authority: bytes | None = None, server: Path | None = Non
     return found
 
 
+def alike(one: Any, other: Any) -> bool:
+    """Tell whether two values are the same but for last digits, which other machines may round otherwise.
+
+    >>> alike({"a": [1.0, "x"]}, {"a": (1.0 + 1e-12, "x")}), alike({"a": 1.0}, {"a": 1.1}), alike(None, 0.0)
+    (True, False, False)
+    """
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, float) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=1e-6)
+    return bool(one == other)
+
+
 def _checked(what: str, check: Callable[[], str]) -> Verified:
     try:
         return Verified(what, True, check())
@@ -162,7 +179,7 @@ def _ledger(
 
 def _guarantee(facts: PackFacts) -> str:
     found = facts.noise.judged().plain()
-    if found != facts.noise.verdict:
+    if not alike(found, facts.noise.verdict):
         raise UserError(f"release and threat model give {found}, the facts say {facts.noise.verdict}")
     return "it follows from release, threat model and rounds"
 
@@ -197,12 +214,12 @@ def _robustness(pack: Path, facts: PackFacts) -> str:
         raise UserError("the configuration has other weights than the facts")
     n, f = robust.heard, robust.tolerated
     hidden = hidden_by(release, n, f, facts.dim, facts.rounds, neighbours, shares)
-    if hidden != robust.hidden:
+    if not alike(hidden, robust.hidden):
         raise UserError(f"liars can hide {hidden}, the facts say {robust.hidden}")
     if said.get("plugins"):
         return "what liars can hide follows; κ was not computed: a plugin's rule is not known here"
     kappa = aggregation.parse(robust.rule, f, shares).kappa(n)
-    if kappa != robust.kappa:
+    if not alike(kappa, robust.kappa):
         raise UserError(f"κ of {robust.rule} is {kappa}, the facts say {robust.kappa}")
     return "κ and what liars can hide follow from rule, f, n and noise"
 
@@ -224,10 +241,11 @@ def _pages(pack: Path, facts: PackFacts, accounts: dict[int, LedgerAccount]) -> 
             name, same, "it says what the facts say" if same else "it says something else than the facts"
         )
     if "statement.pdf" in there:
-        if facts.made_with.get("fpdf2") != installed("fpdf2"):
-            yield Verified(
-                "statement.pdf", None, f"fpdf2 {facts.made_with.get('fpdf2')} wrote it; read statement.html"
-            )
+        here = {name: installed(name) for name in WRITERS} | {"python": platform.python_version()}
+        other = [f"{name} {one}" for name, one in here.items() if facts.made_with.get(name) != one]
+        if other:
+            words = f"here are {', '.join(other)}, which write other bytes; read statement.html"
+            yield Verified("statement.pdf", None, words)
             return
         digest = hashlib.sha256(statement_pdf(facts, accounts, attacks, pack)).hexdigest()
         same = digest == there["statement.pdf"]
