@@ -243,6 +243,10 @@ def configured(task: Task | None = None, **arguments: Any) -> Config:
             raw["data"] = {**_table(raw.get("data", {})), key: value}
         elif key in TABLES and value is not None:
             raw[key] = {**raw.get(key, {}), **_table(value)}
+        elif key == "federation":
+            raise ConfigError(
+                "federation is no argument: pass its keys themselves, as clients=…, byzantine=…"
+            )
         elif key not in TABLES:
             raise ConfigError(f"unknown argument {key!r}: {_meant(key, [*where, *inside, *TABLES])}")
     return configuration.parse(raw, own=None if task is None else configuration.Own(task.clients_known))

@@ -20,9 +20,9 @@ from trilemma.experiment.resolve import resolve
         ("federation.clents=9", "[federation] unknown key 'clents': did you mean 'clients'?"),
         ("federatoin.clients=9", "unknown table [federatoin]: did you mean 'federation'?"),
         ("federation.byzantine=4", "f = 4 Byzantine of n = 7 clients"),
-        ("federation.clients=0", "[federation] clients = 0: input should be greater than or equal to 1"),
+        ("federation.clients=0", "[federation] clients = 0: allowed: at least 1"),
         ("federation.sampled=9", "sampled = 9 of 7 clients; allowed: 1 to 7"),
-        ("privacy.clip=-1", "[privacy] clip = -1: input should be greater than 0"),
+        ("privacy.clip=-1", "[privacy] clip = -1: allowed: more than 0"),
         ("privacy.epsilon=1", "noise without a threat model certifies nothing"),
         ("privacy.treat=ldp", "unknown key 'treat': did you mean 'threat'?"),
         ("privacy.adjacency=add_remove", "[privacy] adjacency = 'add_remove': did you mean 'add-remove'?"),
@@ -31,7 +31,7 @@ from trilemma.experiment.resolve import resolve
             "[privacy] accountant = 'exakt': did you mean 'exact'?",
         ),
         ("algorithm.sampling=without_replacement", "did you mean 'without-replacement'?"),
-        ("privacy.delta=1", "[privacy] delta = 1: input should be less than 1"),
+        ("privacy.delta=1", "[privacy] delta = 1: allowed: less than 1"),
         ("algorithm.name=dsdg", "unknown algorithm 'dsdg': did you mean 'dsgd'?"),
         ("algorithm.lrr=1", "[algorithm] unknown key 'lrr': did you mean 'lr'?"),
         ("algorithm.lr=fast", "[algorithm] lr = 'fast': must be a number"),
@@ -44,7 +44,7 @@ from trilemma.experiment.resolve import resolve
         ("data.partition.name=dirichlet", "[data.partition] needs alpha"),
         ("data.partition.name=3", "unknown partition '3'"),
         ("model.name=logistik", "unknown model 'logistik': did you mean 'logistic'?"),
-        ("run.rounds=0", "[run] rounds = 0: input should be greater than or equal to 1"),
+        ("run.rounds=0", "[run] rounds = 0: allowed: at least 1"),
         ("run.seeds=5-1", "cannot read seeds '5-1'; allowed: numbers and ranges"),
         ("rounds=5", "cannot read 'rounds=5'; allowed: table.key=value"),
     ],
@@ -237,7 +237,7 @@ def test_numbers_that_are_not_finite_are_refused(assignment: str) -> None:
 def test_where_infinity_says_something_it_may_be_said(assignment: str) -> None:
     """TOML has no word for what is left out: without a bound is inf."""
     config.parse({}, [assignment.format("inf")])
-    with pytest.raises(ConfigError, match="= nan: input should be greater than"):
+    with pytest.raises(ConfigError, match="= nan: allowed: "):
         config.parse({}, [assignment.format("nan")])
 
 

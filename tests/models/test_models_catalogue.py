@@ -103,7 +103,7 @@ def test_unflatten_gives_views_and_flatten_inverts_it():
         (("cnn", (1, 8, 8), 10), {}, "at least 16×16"),
         (("mlp", (784,), 1), {}, "at least 2 classes"),
         (("mlp", (0,), 2), {}, "positive sizes"),
-        (("mlp", (784,), 10), {"hidden": (0,)}, "hidden.0 = 0: input should be greater than or equal to 1"),
+        (("mlp", (784,), 10), {"hidden": (0,)}, "hidden.0 = 0: allowed: at least 1"),
         (("mlp", (784,), 10), {"hiden": (3,)}, "did you mean 'hidden'"),
     ],
 )

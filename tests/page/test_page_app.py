@@ -116,7 +116,7 @@ def test_the_list_says_what_reports_say(watched: Path) -> None:
     private = lines[f"runs/{HOSTILE}"]
     verdict = report.verdict_of(report.load(watched / HOSTILE).summary)
     assert private["guarantee"]["epsilon"] == verdict.epsilon
-    assert "example level, replace, under ldp, by pld" in private["guarantee"]["text"]
+    assert "for one record, if it is replaced by another; under ldp, by pld" in private["guarantee"]["text"]
     assert lines["runs/federation/server/pilot"]["deployed"]
     assert lines["runs/broken"]["state"] == "broken"
     assert "TOMLDecodeError" in lines["runs/broken"]["problem"]

@@ -68,7 +68,7 @@ class Options(BaseModel):
         >>> from trilemma.data import partitions
         >>> partitions["dirichlet"].parse(alpha=-1)
         Traceback (most recent call last):
-        trilemma.base.errors.ConfigError: alpha = -1: input should be greater than 0
+        trilemma.base.errors.ConfigError: alpha = -1: allowed: more than 0
         """
         try:
             return cls(**values)
@@ -92,6 +92,15 @@ WRONG_TYPE = {
 """What pydantic calls a value of the wrong type, and what it must be."""
 
 
+BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+"""Pydantic's names of a number's limits: ours, and where the limit is."""
+
+
 def mistakes(error: ValidationError, allowed: Iterable[str], word: str = "key") -> Iterator[str]:
     """Say what is wrong with each value that was refused, and what is allowed."""
     names = list(allowed)
@@ -111,6 +120,9 @@ def mistakes(error: ValidationError, allowed: Iterable[str], word: str = "key") 
         elif detail["type"] == "too_short":
             least = detail["ctx"]["min_length"]
             yield f"{key} = {detail['input']!r}: allowed is a list with at least {least} in it"
+        elif detail["type"] in BOUNDS:
+            word, end = BOUNDS[detail["type"]]
+            yield f"{key} = {detail['input']!r}: allowed: {word} {detail['ctx'][end]:g}"
         elif detail["type"] in WRONG_TYPE:
             yield f"{key} = {detail['input']!r}: must be {WRONG_TYPE[detail['type']]}"
         else:

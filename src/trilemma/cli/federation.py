@@ -70,13 +70,14 @@ def init_command(
 ) -> None:
     """Make keys, certificates, roster and configuration: one folder per party."""
     from trilemma.federation.operations import bootstrap, pilot, supervision
-    from trilemma.federation.party import addresses, public_facts
+    from trilemma.federation.party import addresses, provisioning, public_facts
     from trilemma.federation.party.requests import Request
 
     if join != bool(requests):
         raise UserError("--join goes with the requests of the clients, and requests with --join")
     if examples is not None and task is None:
         raise UserError("--examples goes with --task: it is what clients with data of their own hold")
+    provisioning.check_free(folder)
     asked = [Request.load(path) for path in requests or []]
     if join:
         clients = len(asked) if clients is None else clients
@@ -150,8 +151,8 @@ def _say_next(folder: Path, facts: Federation, limit: float | None) -> None:
     if not facts.on_one_machine:
         say("\nClients take part in nothing yet; each owner decides: trilemma federation allow client-i RUN")
     say(
-        "\nWhoever ran this saw everybody's keys: for pilots. Without such a dealer: trilemma federation "
-        "request on every client's machine, then init --join."
+        "\nThe person who ran this has seen all keys. That is fine for a pilot. For a real federation: "
+        "trilemma federation request on every client's machine, then init --join."
     )
     say(
         f"\nClients connect to {facts.address}. Keep {folder / 'authority'} off-line. Each other folder goes "

@@ -30,7 +30,9 @@ def page_command(
         import plotly  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as missing:
-        raise UserError(f"the page takes {missing.name}: pip install 'trilemma[page]'") from None
+        raise UserError(
+            f"the page needs {missing.name}: in a checkout, pip install -c constraints.txt -e '.[page]'"
+        ) from None
 
     from rich.console import Console
 

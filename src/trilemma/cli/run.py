@@ -50,6 +50,7 @@ def run_command(
     from rich.console import Console
 
     from trilemma import report, simulate
+    from trilemma.simulate.directory import check_free
     from trilemma.simulate.trackers import track
     from trilemma.task import Task
 
@@ -64,6 +65,7 @@ def run_command(
         own = None if task is None else Task.from_file(task)
         settings = _settings(config, set_ or [], seeds, device, own, plugin or [])
         directory = out or simulate.named_directory(settings)
+        check_free(directory)
     ranks = simulate.joined(settings.run.device)
     if ranks is not None:
         if baseline:

@@ -1,4 +1,4 @@
-"""`trilemma table`: a metric of many runs by the values of two keys."""
+"""`trilemma table`: the closing table of a run, or a metric of many runs by the values of two keys."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import typer
 
 
 def table_command(
-    directory: Annotated[Path, typer.Argument(help="the directory of a sweep, or a folder of runs")],
-    rows: Annotated[str, typer.Option(help="a key of the configurations, as in aggregation.rule")],
+    directory: Annotated[
+        Path, typer.Argument(help="the directory of a run, a federation or a sweep, or a folder of runs")
+    ],
+    rows: Annotated[
+        str | None,
+        typer.Option(help="a key of the configurations, as in aggregation.rule; default: a run's own table"),
+    ] = None,
     columns: Annotated[str | None, typer.Option(help="another key, as in attack.name")] = None,
     value: Annotated[
         str, typer.Option(help="worst, mean or best of the cells that share a row and a column")
@@ -29,7 +34,7 @@ def table_command(
         Path | None, typer.Option(help="file to write; default: the screen, or DIRECTORY/table.png, .parquet")
     ] = None,
 ) -> None:
-    """Lay out a metric of a sweep's runs by two keys.
+    """Show the table of a finished run, or lay out a metric of a sweep's runs by two keys.
 
     Prints a table in a terminal, and Markdown where it is piped. Also writes CSV, JSON, Parquet, or a map of
     colours.
@@ -46,6 +51,9 @@ def table_command(
         raise ConfigError(f"unknown format {format_!r}: {nearest(format_, formats)}")
     if json and format_ is not None:
         raise ConfigError(f"--json is a format of its own: leave --format {format_} out")
+    if rows is None:
+        _of_one_run(directory)
+        return
     chosen: Any = value
     cross = report.load_sweep(directory).cross(rows, columns, chosen, metric)
     if format_ in ("parquet", "png"):
@@ -67,3 +75,19 @@ def table_command(
     else:
         files.write_where_asked(to, text.encode())
         print(to)
+
+
+def _of_one_run(directory: Path) -> None:
+    """Print the table that a run ended with."""
+    from rich.console import Console
+
+    from trilemma import report
+    from trilemma.base.errors import UserError
+
+    one = any((directory / name).is_file() for name in ("config.toml", "federation.toml"))
+    if not one and not (directory / "server").is_dir():
+        raise UserError(
+            f"{str(directory)!r} is no single run: say with --rows by which key, as aggregation.rule"
+        )
+    screen, result = Console(), report.load(directory)
+    screen.print(result if screen.is_terminal else result.table().markdown(), markup=False, soft_wrap=True)

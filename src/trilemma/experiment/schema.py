@@ -193,8 +193,8 @@ class FederationTable(SettingsTable):
         if self.f > largest:
             raise ValueError(
                 f"f = {self.f} Byzantine of n = {self.participants} clients: no rule can tell liars from "
-                f"honest clients unless 2f < n; allowed: 0 to {largest} of {self.participants} (to study "
-                "more liars than a rule can tolerate, say what the rule is told with tolerate)"
+                f"honest clients unless 2f < n; allowed: 0 to {largest} of {self.participants} (to simulate "
+                "more liars anyway, set tolerate to what the rule should expect)"
             )
         if self.weights and self.sampled is not None:
             raise ValueError(
@@ -337,7 +337,11 @@ class PrivacyTable(SettingsTable):
                 "noise is given twice: allowed is one of epsilon; sigma_ind and sigma_cor; noise_multiplier"
             )
         if any(ways) and self.threat == "none":
-            raise ValueError("noise without a threat model certifies nothing: give threat = cdp, secldp, …")
+            raise ValueError(
+                "noise without a threat model certifies nothing: give threat = "
+                f"{', '.join(name for name in threat_models if name != 'none')}; to train without privacy, "
+                "leave out [privacy]"
+            )
         if self.neighbours is not None and self.threat not in sharing():
             raise ValueError(
                 f"neighbours = {self.neighbours}: only {' and '.join(sharing())} share secrets; leave it out"

@@ -21,6 +21,7 @@ from trilemma.page.answers import (
 )
 from trilemma.page.index import WatchedRun, shown
 from trilemma.privacy import Guarantee
+from trilemma.privacy.accounting.spending import protected
 from trilemma.report import Curve, verdict_of
 from trilemma.report.run_metadata import RunMetadata, ledgers_have
 from trilemma.report.tables import shown as shown_score
@@ -86,8 +87,8 @@ def guarantee_of(found: RunMetadata) -> Guaranteed:
     verdict = verdict_of(summary)
     if isinstance(verdict, Guarantee):
         text = (
-            f"ε = {verdict.epsilon:.4g} at δ = {verdict.delta:g}, {verdict.unit} level, {verdict.adjacency}, "
-            f"under {verdict.threat}, by {verdict.accountant}"
+            f"ε = {verdict.epsilon:.4g} at δ = {verdict.delta:g}, for "
+            f"{protected(verdict.unit, verdict.adjacency)}; under {verdict.threat}, by {verdict.accountant}"
         )
         assumptions = [shown(text) for text in verdict.assumptions]
         return Guaranteed(held=True, text=shown(text), epsilon=verdict.epsilon, assumptions=assumptions)

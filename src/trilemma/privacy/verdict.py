@@ -19,8 +19,8 @@ from trilemma.privacy.threats.catalogue import Threat
 from trilemma.privacy.types import Adjacency, Release, Unit
 
 OUTSIDE = (
-    "outside of the figure: how long a client takes to answer",
-    "outside of the figure: a process that dies after it has paid, and does not answer",
+    "not covered by ε: how long a client takes to answer",
+    "not covered by ε: a client that crashes in the middle of a round",
 )
 """What a record could show in, and no ε counts (SECURITY.md, what stays outside)."""
 
@@ -29,7 +29,7 @@ OUTSIDE = (
 class Guarantee:
     """(ε, δ)-differential privacy of every honest client, or example: in which sense, against whom.
 
-    >>> held = Guarantee(2.5, 1e-5, "user", "replace", "ldp", "exact", ("all secrets are taken as known",))
+    >>> held = Guarantee(2.5, 1e-5, "user", "replace", "ldp", "exact", ("nobody is trusted",))
     >>> read_verdict(held.plain()) == held
     True
     """

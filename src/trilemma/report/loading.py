@@ -102,9 +102,13 @@ def _federation(folder: Path, name: str | None) -> Result:
     runs = {path.name: path for path in sorted((server.state / "runs").glob("*"))}
     if not runs:
         raise UserError(f"{str(folder)!r} has not run yet; allowed: trilemma federation run {folder}")
-    if name is None and len(runs) > 1:
-        raise UserError(f"{str(folder)!r} holds several runs; name one of {', '.join(runs)}")
-    chosen = next(iter(runs)) if name is None else name
+    ended = [one for one, path in runs.items() if CommitLog(path).result.is_file()]
+    if name is None and len(runs) > 1 and len(ended) != 1:
+        models = f"{', '.join(ended)} have a model" if ended else "none has a model yet"
+        raise UserError(
+            f"{str(folder)!r} holds several runs ({', '.join(runs)}); {models}: name one (run=, --run)"
+        )
+    chosen = (ended if len(runs) > 1 else [*runs])[0] if name is None else name
     if chosen not in runs:
         raise UserError(f"{str(folder)!r} has no run {chosen!r}: {nearest(chosen, runs)}")
     log = CommitLog(runs[chosen])

@@ -115,7 +115,7 @@ class SweepResult:
         meanings = dict.fromkeys(tightest_epsilon(one)[1] or "ε = ∞" for one in summaries)
         yield from list(meanings)[:3]
         if len(meanings) > 3:
-            yield f"and {len(meanings) - 3} other ε: to_pandas() has them"
+            yield f"and {len(meanings) - 3} more ε (see to_pandas())"
 
     def _without_result(self) -> Iterator[str]:
         """Say which cells have no result, and why."""

@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table as ScreenTable
@@ -47,8 +48,11 @@ class Table:
         first = max((len(row[0]) for row in self.rows if row), default=0)
         for index, heading in enumerate(self.headings):
             number = index >= self.words
-            whole = number or (index == 0 and first <= NAME)  # a name that is cut short cannot be typed
-            table.add_column(Text(heading), justify="right" if number else "left", no_wrap=whole)
+            whole = index == 0 and first <= NAME  # a name that is cut short cannot be typed
+            words = " ".join((heading, *(row[index] for row in self.rows))).split()
+            least = max(map(len, words), default=1)  # a word that is cut short says nothing
+            side: Any = "right" if number else "left"
+            table.add_column(Text(heading), justify=side, no_wrap=whole, min_width=least)
         for row in self.rows:
             table.add_row(*(Text(cell) for cell in row))
         return Group(table, *map(Text, self.remarks))
@@ -105,7 +109,7 @@ def results_table(
     The metrics are the first summary's; the run without liars is shown by the first of them.
     """
     names = [*rows[0][1].metrics] or ["loss"]
-    compared = without_liars is not None or any(summary.byzantine == 0 for _, summary in rows)
+    compared = without_liars is not None and any(summary.byzantine for _, summary in rows)
     reference = shown(names[0], without_liars) if without_liars else "–"
     unit = " %" if names[0] in SHARES else ""
     scores = (f"{name} %" if name in SHARES else name for name in names)
@@ -145,7 +149,7 @@ def shown(name: str, summary: Summary) -> str:
     if name != "loss" and name not in summary.metrics:
         return "–"
     spread = summary.spread(name)
-    return percent(spread) if name in SHARES else number(spread)
+    return percent(spread) if name in SHARES else _written(spread, "{:.3g}".format, "{:.1g}".format)
 
 
 def number(spread: Spread) -> str:
@@ -166,12 +170,14 @@ def percent(spread: Spread) -> str:
     return _written(spread, lambda value: f"{100 * value:.1f}")
 
 
-def _written(spread: Spread, write: Callable[[float], str]) -> str:
+def _written(
+    spread: Spread, write: Callable[[float], str], deviation: Callable[[float], str] | None = None
+) -> str:
     if spread.mean is None:
         return "*"
     if len(spread.per_seed) == 1:
         return write(spread.mean)
-    return f"{write(spread.mean)} ± {write(spread.std or 0.0)}"
+    return f"{write(spread.mean)} ± {(deviation or write)(spread.std or 0.0)}"
 
 
 def tightest_epsilon(summary: Summary) -> tuple[str, str]:
@@ -187,8 +193,10 @@ def tightest_epsilon(summary: Summary) -> tuple[str, str]:
     if not known:
         return "∞", ""
     best = summary.accountant if summary.accountant in known else min(known, key=lambda name: known[name])
-    others = "".join(f", {value:.3g} by {name}" for name, value in known.items() if name != best)
-    meaning = f"by {best} under {summary.threat} at δ = {summary.delta:g}{others}"
+    figures = [f"{value:.3g}" for name, value in known.items() if name != best]
+    give = "gives" if len(figures) == 1 else "give"
+    others = f"; looser methods {give} {' and '.join(figures)}" if figures else ""
+    meaning = f"under {summary.threat} at δ = {summary.delta:g} ({best}{others})"
     return f"{known[best]:.3g}", f"ε = {known[best]:.3g} {meaning}"
 
 

@@ -132,7 +132,10 @@ class Task:
                 "= the column that says whose row it is"
             )
         if not callable(self.clients):
-            _ = self.dataset  # so that what is wrong with the data is said where they are given
+            try:
+                _ = self.dataset  # so that what is wrong with the data is said where they are given
+            except UserError as error:
+                raise type(error)(str(error)) from None  # a mistake of the user's, in few frames
 
     def __repr__(self) -> str:
         """Say what is trained on what, and nothing of any record."""
@@ -350,7 +353,8 @@ def _couples(model: Model, loss: Loss, dataset: Dataset, first: Callable[[int], 
     x, y = each(dataset.x_train, lambda part: part[:PROBED]), dataset.y_train[:PROBED]
     shapes = ", ".join(f"{name} {tuple(part.shape)}".strip() for name, part in columns_of(x).items())
     params = model.init(Key(0))
-    with _blamed(f"{model.name} cannot be called on examples {shapes}"):
+    made = dataset.description.partition("; ")[2]  # what [data] does to examples, as "projected to 8"
+    with _blamed(f"{model.name} cannot be called on examples {shapes}{f', {made} ([data])' if made else ''}"):
         outputs = models.outputs(model, params, x, buffers=model.initial_buffers(1))
     refuse_missing_outputs(loss, outputs, dataset.classes, model.name, first)
     compare = f"the loss cannot compare outputs {tuple(outputs.shape)} with targets {tuple(y.shape)}"

@@ -147,7 +147,7 @@ def test_a_second_run_knows_what_the_first_has_spent(tmp_path):
     runner, said = coordinator(parties, Direct(parties), "second")
     with pytest.raises(EpochsStopped, match="0 of 5 clients joined"):
         runner.go()
-    assert any("reach: the client's budget does not reach to the run's end" in line for line in said)
+    assert any("reach: the client's budget is too small for the whole run" in line for line in said)
     assert parties[1].ledger.read_bytes() == before
     far = reach(parties[1], load_task(parties[1]), "second")
     assert 0 < far.rounds < 5

@@ -27,6 +27,12 @@ from trilemma.privacy.secrets import Identity
 from trilemma.task.file import copy_task
 
 
+def check_free(folder: Path) -> None:
+    """Refuse a folder that holds anything."""
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
+
+
 @contextmanager
 def new_folder(folder: Path) -> Iterator[None]:
     """Make the folder of a federation; refuse to touch one that holds anything.
@@ -35,8 +41,7 @@ def new_folder(folder: Path) -> Iterator[None]:
     anybody: the corrected command finds the place free. A folder that was there stays, empty again.
     """
     there = folder.exists()
-    if there and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; keys are never overwritten, choose a new folder")
+    check_free(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -71,8 +71,10 @@ def ask(server: Party, seconds: float | None = None, **question: Any) -> Iterato
     except TimeoutError:
         raise
     except OSError as error:
-        why = error.strerror or type(error).__name__
         up = f"start it with `trilemma federation up {server.folder}`"
+        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+            raise ServerAwayError(f"the server is not running: {up}") from None
+        why = error.strerror or type(error).__name__
         raise ServerAwayError(f"the server's process does not answer ({why}): {up}") from None
     raise ServerAwayError("the server's process ended")
 

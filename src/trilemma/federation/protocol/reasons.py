@@ -55,7 +55,10 @@ class Reason(Enum):
     LOST = "the round was paid for and its answer is gone: the client needs a new epoch"
     BROADCAST = "the broadcast is not one of this configuration"
     BUDGET = "the client's own budget does not allow it"
-    REACH = "the client's budget does not reach to the run's end, and its owner has not asked for a part"
+    REACH = (
+        "the client's budget is too small for the whole run, and its owner has not allowed a part "
+        "(`allow --partly`)"
+    )
     LEDGER = "the client's ledger cannot be trusted or opened"
     ALLOWED = "the client's owner has not allowed this run (yet)"
     RUN = "the client has not joined such a run"

@@ -14,7 +14,7 @@ from trilemma.privacy.accounting.accountants import AccountantAnswer, accountant
 from trilemma.privacy.accounting.gaussian import check_delta
 from trilemma.privacy.mechanism import History, mechanism
 from trilemma.privacy.threats.catalogue import Threat
-from trilemma.privacy.types import Release
+from trilemma.privacy.types import Adjacency, Release, Unit
 
 MOST = 1000
 """Rounds of a curve at most in which a slow accountant is asked: each takes milliseconds."""
@@ -79,11 +79,25 @@ def spent(
     return Spending(delta, {name: answer.figure for name, answer in answers.items()}, tuple(notes))
 
 
+def protected(unit: Unit, adjacency: Adjacency) -> str:
+    """Say what a guarantee protects, and against which change.
+
+    >>> protected("example", "replace")
+    'one record, if it is replaced by another'
+    """
+    one = unit == "example"
+    change = {
+        "replace": "it is replaced by another" if one else "they are replaced by others",
+        "add-remove": f"{'it is' if one else 'they are'} added or removed",
+    }
+    what = "one record" if one else "all records of one client"
+    return f"{what}, if {change[adjacency]}" if adjacency in change else f"{what}, by the papers' convention"
+
+
 def _release_notes(release: Release) -> tuple[str, ...]:
     if release.law.silent:
         return ("no noise: no guarantee",)
-    unit = f"{release.unit} level, {release.adjacency.replace('-', '/')}"
-    notes: tuple[str, ...] = (unit,)
+    notes: tuple[str, ...] = (f"protects {protected(release.unit, release.adjacency)}",)
     if release.adjacency == "published":
         notes = (
             f"{release.unit} level, the papers' convention: noise over a replacement's move, in the "

@@ -145,7 +145,7 @@ class LocalModel(ThreatModel):
 
     def notes(self, threat: Threat) -> tuple[str, ...]:
         """See `ThreatModel.notes`."""
-        return ("ldp: all secrets are taken as known; only independent noise counts",)
+        return ("ldp: nobody is trusted; only each client's own noise protects it",)
 
 
 def sharing() -> list[str]:
