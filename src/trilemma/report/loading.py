@@ -104,9 +104,9 @@ def _federation(folder: Path, name: str | None) -> Result:
         raise UserError(f"{str(folder)!r} has not run yet; allowed: trilemma federation run {folder}")
     ended = [one for one, path in runs.items() if CommitLog(path).result.is_file()]
     if name is None and len(runs) > 1 and len(ended) != 1:
-        models = f"{', '.join(ended)} have a model" if ended else "none has a model yet"
+        have = f"{', '.join(ended)} have a model" if ended else "none has a model yet"
         raise UserError(
-            f"{str(folder)!r} holds several runs ({', '.join(runs)}); {models}: name one (run=, --run)"
+            f"{str(folder)!r} holds several runs ({', '.join(runs)}); {have}: name one (run=, --run)"
         )
     chosen = (ended if len(runs) > 1 else [*runs])[0] if name is None else name
     if chosen not in runs:
