@@ -307,7 +307,7 @@ def test_the_picture_of_privacy_has_the_target(tmp_path: Path) -> None:
     simulate.run(private, tmp_path / "run")
     text = draw([report.load(tmp_path / "run")], "privacy", tmp_path / "p.svg").read_text()
     assert "asked for: 3" in text
-    assert "ε = 3 by pld under ldp" in text
+    assert "ε = 3 under ldp" in text
     assert "f = 2, attack: ipm" in text
 
 

@@ -58,11 +58,11 @@ class Result:
 
     @property
     def heading(self) -> str:
-        """The title, and below it ε with its accountant and threat model, f and the attack."""
+        """The title, and below it ε with its threat model, f and the attack."""
         epsilon, meaning = tightest_epsilon(self.summary)
-        by = f" by {meaning.split(' by ')[1].split(',')[0]}" if " by " in meaning else ""
+        shown = "ε = ∞" if epsilon == "∞" else meaning.partition(" at δ")[0]
         attack = "nobody lies" if self.summary.attack == "none" else f"attack: {self.summary.attack}"
-        return f"{self.title}\nε = {epsilon}{by}, f = {self.config.federation.f}, {attack}"
+        return f"{self.title}\n{shown}, f = {self.config.federation.f}, {attack}"
 
     @property
     def model(self) -> nn.Module:
