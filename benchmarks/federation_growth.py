@@ -52,9 +52,8 @@ from trilemma.federation.party import provisioning, sealed_files
 from trilemma.federation.party.layout import Party, parties
 from trilemma.federation.party.public_facts import Federation, Timing
 from trilemma.federation.party.task import PartyTask, load_task
-from trilemma.federation.protocol import kinds, wire
-from trilemma.federation.protocol import shelf as shelves
-from trilemma.federation.protocol.shelf import Shelf
+from trilemma.federation.protocol import disk_backed, kinds, wire
+from trilemma.federation.protocol.disk_backed import DiskBacked
 from trilemma.federation.protocol.transport import Reply
 from trilemma.federation.server import hearing
 from trilemma.federation.server.commits import Commit, CommitLog
@@ -188,7 +187,7 @@ def large(clients: int, dim: int) -> None:
     stream(rule, [torch.randn(clients, 1 << 16)] * 2)
     with tempfile.TemporaryDirectory() as scratch:
         log = CommitLog(Path(scratch) / "run")
-        shelf = Shelf(Path(scratch) / "shelf", log.memory)
+        disk_backed = DiskBacked(Path(scratch) / "messages", log.memory)
         model = {"params": torch.zeros(dim)}
         commit = Commit("run", "terms", 0, None, model, model)
         log.append(commit)
@@ -198,14 +197,14 @@ def large(clients: int, dim: int) -> None:
             with memory.watched("server"):
                 with watch.stage("read"):
                     read = {
-                        client: shelf.read(
+                        client: disk_backed.read(
                             layout, {"encoded": data}, commit.remembered.get(client), Asked(round_, model)
                         )
                         for client, data in enumerate(sent)
                     }
                 with watch.stage("stack"):
                     rows = {client: one.vectors[0] for client, one in read.items()}
-                    blocks = partial(column_blocks, shelf.stack(rows, range(clients), dim))
+                    blocks = partial(column_blocks, disk_backed.stack(rows, range(clients), dim))
                 with watch.stage("aggregate"):
                     model = {"params": stream(rule, blocks).value}
                 with watch.stage("commit"):
@@ -360,7 +359,7 @@ def as_if_long(memory: OwnMemory) -> Iterator[None]:
         for place, name, stand_in in (
             (node, "SHORT", 1 << 18),
             (sealed_files, "LONG", 1 << 18),
-            (shelves, "IN_MEMORY", 0),
+            (disk_backed, "IN_MEMORY", 0),
             (privatise, "LONG", 1 << 14),
             (grids, "LONG", 1 << 14),
             (gridded, "TOGETHER", 1 << 14),

@@ -51,7 +51,7 @@ from trilemma.federation.party.layout import Party
 from trilemma.federation.party.permission import Permission
 from trilemma.federation.party.public_facts import Timing
 from trilemma.federation.party.task import PartyTask, load_task
-from trilemma.federation.protocol import confirmation, kinds, shelf, wire
+from trilemma.federation.protocol import confirmation, disk_backed, kinds, wire
 from trilemma.federation.protocol.epochs import Epoch, EpochsStopped
 from trilemma.federation.protocol.reasons import Refused
 from trilemma.federation.protocol.transport import Reply
@@ -541,7 +541,7 @@ class World:
                 (files, "write_atomically", disk.write_atomically),
                 (files, "append_durably", disk.append_durably),
                 (files.NamedByContent, "finish", lambda file: disk.finish(file)),
-                (shelf, "IN_MEMORY", shelf.IN_MEMORY if self.shape is SHAPES[0] else 0),
+                (disk_backed, "IN_MEMORY", disk_backed.IN_MEMORY if self.shape is SHAPES[0] else 0),
                 (files, "sync_folder", lambda folder: None),
                 (Ledger, "_append", append),
                 (ledgers, "cost", price),

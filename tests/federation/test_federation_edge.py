@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from federation_harness import Direct, coordinator, make, result_of, small_config
-from trilemma.federation.protocol import kinds, shelf, wire
+from trilemma.federation.protocol import disk_backed, kinds, wire
 
 CLIENTS, LIAR = 5, 4
 LARGEST = float(np.finfo(np.float32).max)
@@ -52,7 +52,7 @@ def at_the_edge(block: bytes, number: float | None, first: bool) -> bytes:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_liar_at_the_edge_of_numbers_harms_nobody(tmp_path, monkeypatch, name, first):
     if first:
-        monkeypatch.setattr(shelf, "IN_MEMORY", 0)
+        monkeypatch.setattr(disk_backed, "IN_MEMORY", 0)
     noisy = any("sigma" in option for option in METHODS[name])
     rule = "caf" if first else "cwmed"
     if name == "evidence":

@@ -28,7 +28,7 @@ from trilemma.federation.party.permission import Permission
 from trilemma.federation.protocol import kinds, wire
 from trilemma.federation.protocol.admission import Expected, admit
 from trilemma.federation.protocol.confirmation import Confirmation, MemberList, Position, Sighting, Witness
-from trilemma.federation.protocol.memory import Memory
+from trilemma.federation.protocol.disk_backed import Memory
 from trilemma.federation.protocol.reasons import LONGEST, Refused, heard
 from trilemma.federation.protocol.transport import Reply
 from trilemma.federation.server.commits import Commit, CommitLog

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from trilemma.federation.client import journal, rounds, spending
 from trilemma.federation.client.journal import Fresh
-from trilemma.federation.protocol.memory import Memory
+from trilemma.federation.protocol.disk_backed import Memory
 from trilemma.federation.protocol.reasons import Refused
 from trilemma.federation.server import commits, hearing
 from trilemma.federation.server.commits import Commit

@@ -13,7 +13,7 @@ from federation_harness import PRIVATE, Direct, check_against_simulation, coordi
 from trilemma.aggregation import parse
 from trilemma.federation.client import node
 from trilemma.federation.party.public_facts import Timing
-from trilemma.federation.protocol import shelf
+from trilemma.federation.protocol import disk_backed
 from trilemma.federation.protocol.reasons import Refused
 
 CLIENTS = 4
@@ -24,7 +24,7 @@ PATIENT = Timing(round_limit=5.0, join_limit=1.0, poll=0.05)
 @pytest.mark.parametrize("options", [(), PRIVATE], ids=["plain", "private"])
 def test_a_run_with_messages_in_files_equals_the_simulation(tmp_path, monkeypatch, options):
     monkeypatch.setattr(node, "SHORT", 4096)
-    monkeypatch.setattr(shelf, "IN_MEMORY", 0)
+    monkeypatch.setattr(disk_backed, "IN_MEMORY", 0)
     parties, config = seeded(tmp_path / "federation", CLIENTS, *WIDE, *options, rounds=3, timing=PATIENT)
     seen = []
     transport = Direct(parties, tamper=lambda _client, _asked, answer: seen.append(type(answer)) or answer)

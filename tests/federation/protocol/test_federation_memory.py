@@ -11,9 +11,8 @@ import torch
 from federation_harness import Direct, asks, coordinator, result_of, seeded
 from trilemma.base.errors import UserError
 from trilemma.federation.operations import checks
-from trilemma.federation.protocol import memory as memory_files
-from trilemma.federation.protocol import shelf, wire
-from trilemma.federation.protocol.memory import Memory
+from trilemma.federation.protocol import disk_backed, wire
+from trilemma.federation.protocol.disk_backed import Memory
 from trilemma.federation.server import commits
 from trilemma.federation.server.commits import KEPT, CommitLog
 from trilemma.learning.defences.evidence import history as evidence_history
@@ -39,9 +38,9 @@ def federation(folder, *options, rounds=2, tolerate=1):
 @pytest.fixture
 def on_files(monkeypatch):
     """Everything counts as long, and is read ten columns at a time."""
-    monkeypatch.setattr(shelf, "IN_MEMORY", 0)
+    monkeypatch.setattr(disk_backed, "IN_MEMORY", 0)
     monkeypatch.setattr(gridded, "TOGETHER", 10)
-    monkeypatch.setattr(memory_files, "TOGETHER", 10)
+    monkeypatch.setattr(disk_backed, "TOGETHER", 10)
     monkeypatch.setattr(evidence_history, "TOGETHER", 10 * CLIENTS)
 
 
@@ -64,7 +63,7 @@ def test_a_run_is_the_same_with_its_memory_in_files(tmp_path, request, method):
         log, _ = run(parties)
         ran.append((result_of(parties, "run")["params"], log.last().remembered))
         assert (log.folder / "memory").exists() == (folder == "in files" and method in REMEMBERED)
-        assert not list((log.folder / "shelf").glob("*")), "what is on the shelf has no name"
+        assert not list((log.folder / "messages").glob("*")), "it has no name"
         request.getfixturevalue("on_files")
     (plain, kept), (filed, in_files) = ran
     assert torch.equal(plain, filed)

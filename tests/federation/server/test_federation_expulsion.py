@@ -30,7 +30,7 @@ from trilemma.federation.client.proposals import Manifest
 from trilemma.federation.client.sessions import Session
 from trilemma.federation.operations import membership
 from trilemma.federation.party.task import load_task
-from trilemma.federation.protocol import events, kinds, shelf, wire
+from trilemma.federation.protocol import disk_backed, events, kinds, wire
 from trilemma.federation.protocol.epochs import Epoch, decide
 from trilemma.federation.protocol.reasons import Reason, Refused
 from trilemma.federation.server.commits import CommitLog
@@ -290,7 +290,7 @@ def test_a_server_that_dies_after_an_expulsion_goes_on_as_it_would_have(
 ):
     """It calls the same epoch again, with the same words, and everything else follows, to the bit."""
     if in_files:
-        monkeypatch.setattr(shelf, "IN_MEMORY", 0)
+        monkeypatch.setattr(disk_backed, "IN_MEMORY", 0)
     parties, config = federation(tmp_path / "federation")
     with repeatable_secrets():
         transport = Lying(parties, config, careless_from(CARELESS), dies=lambda asked: asks(asked, 3))

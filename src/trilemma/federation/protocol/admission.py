@@ -18,8 +18,8 @@ from torch import Tensor
 
 from trilemma.base.errors import UserError
 from trilemma.federation.protocol import kinds, wire
+from trilemma.federation.protocol.disk_backed import DiskBacked
 from trilemma.federation.protocol.reasons import Reason, Refused, shortened
-from trilemma.federation.protocol.shelf import Shelf
 from trilemma.federation.protocol.transport import Reply
 from trilemma.learning import MessageLayout, Messages
 from trilemma.learning.messages import Asked
@@ -38,7 +38,7 @@ class Expected:
 
     `layout` is what the algorithm declares; `clients` maps nodes that were asked to the clients they are;
     `answer` is the kind of reply; `remembered` is what was kept of each client's last message, `broadcast`
-    what began the round. Messages that are long lie on a `shelf`.
+    what began the round. Messages that are long lie in files.
     """
 
     run: str
@@ -49,7 +49,7 @@ class Expected:
     answer: type[kinds.Answer] = kinds.Answer
     remembered: Mapping[int, wire.Tensors] = field(default_factory=dict)
     broadcast: wire.Tensors = field(default_factory=dict)
-    shelf: Shelf | None = None
+    disk_backed: DiskBacked | None = None
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,15 @@ class Admitted:
         """What the rule aggregates, by client."""
         return {client: message.vectors[0] for client, message in self.messages.items()}
 
-    def stack(self, rows: Sequence[int], dim: int, shelf: Shelf | None = None) -> Tensor:
+    def stack(self, rows: Sequence[int], dim: int, disk_backed: DiskBacked | None = None) -> Tensor:
         """Return one row per client of `rows`; a client without an accepted vector is a row of NaN.
 
         That is how a rule is told about absence: rows that are not finite count against f.
         """
         if not rows:
             return torch.empty(0, dim)
-        if shelf is not None:
-            return shelf.stack(self.vectors, rows, dim)
+        if disk_backed is not None:
+            return disk_backed.stack(self.vectors, rows, dim)
         absent, vectors = torch.full((dim,), torch.nan), self.vectors
         return torch.stack([vectors.get(client, absent) for client in rows])
 
@@ -168,10 +168,10 @@ def _message(expected: Expected, client: int, reply: Reply) -> Messages:
     asked = Asked(expected.round, expected.broadcast, client)
     lies_in_a_file = layout.codec is None and not isinstance(reply.block, bytes)
     try:
-        if expected.shelf is None or lies_in_a_file:
+        if expected.disk_backed is None or lies_in_a_file:
             message = layout.decode(tensors, before, asked)
         else:
-            message = expected.shelf.read(layout, tensors, before, asked)
+            message = expected.disk_backed.read(layout, tensors, before, asked)
     except UserError as error:
         raise wire.WireError(str(error)) from None
     if not all(bool(torch.isfinite(some).all()) for some in torch.split(message.vectors[0], TOGETHER)):

@@ -24,9 +24,9 @@ from trilemma.base.files import ends
 from trilemma.federation.party.agreed import Agreed
 from trilemma.federation.party.layout import Party
 from trilemma.federation.protocol import events, kinds, wire
+from trilemma.federation.protocol.disk_backed import FileReference, Memory
 from trilemma.federation.protocol.epochs import Epoch
 from trilemma.federation.protocol.expulsions import AnnouncedExpulsion
-from trilemma.federation.protocol.memory import FileReference, Memory
 from trilemma.federation.protocol.records import RECORDS, read_record, written_records
 
 KEPT = 5

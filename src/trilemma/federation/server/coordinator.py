@@ -18,9 +18,9 @@ from trilemma.federation.party.layout import Party
 from trilemma.federation.party.public_facts import Timing
 from trilemma.federation.party.task import PartyTask, load_task
 from trilemma.federation.protocol import events, kinds, wire
+from trilemma.federation.protocol.disk_backed import DiskBacked
 from trilemma.federation.protocol.epochs import Attendance, Epoch, Policy, check_progress
 from trilemma.federation.protocol.expulsions import AnnouncedExpulsion, clients_of
-from trilemma.federation.protocol.shelf import Shelf
 from trilemma.federation.protocol.transport import Transport
 from trilemma.federation.protocol.waiting import USUAL, Waiting
 from trilemma.federation.server.commits import Commit, CommitLog, check_began
@@ -75,7 +75,7 @@ class Coordinator:
             return last
         algorithm, key = self.task.resolved.algorithm, self.task.key.fold("init")
         beginning = algorithm.init(self.task.model, self.policy.everyone, key)
-        server = self._shelf.kept(beginning.server)
+        server = self._disk_backed.kept(beginning.server)
         terms, plan = self.agreed.agreement, self.agreed.plan
         commit = Commit(self.run, terms, 0, None, beginning.broadcast, server, plan=plan)
         if self.task.config.run.returned != "last":
@@ -208,9 +208,9 @@ class Coordinator:
         return Epoch(epoch.number, tuple(client for client in epoch.members if client in rows), rows)
 
     @property
-    def _shelf(self) -> Shelf:
+    def _disk_backed(self) -> DiskBacked:
         """Where what is too long for memory lies."""
-        return Shelf(self.log.folder / "shelf", self.log.memory)
+        return DiskBacked(self.log.folder / "messages", self.log.memory)
 
     @property
     def _hearing(self) -> Hearing:
@@ -221,7 +221,7 @@ class Coordinator:
             self.policy,
             self.timing.round_limit,
             self.exchange,
-            self._shelf,
+            self._disk_backed,
             self.watch,
             self.say,
             self._waiting,
@@ -236,7 +236,7 @@ class Coordinator:
             self.party.federation,
             self.policy.tolerated,
             Transcript(self.log.folder),
-            self._shelf,
+            self._disk_backed,
             self.watch,
         )
 

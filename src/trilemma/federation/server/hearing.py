@@ -14,9 +14,9 @@ from trilemma.base.stopwatch import Stopwatch
 from trilemma.federation.party.task import PartyTask
 from trilemma.federation.protocol import events, kinds, wire
 from trilemma.federation.protocol.admission import Admitted, Expected, Rejection, admit
+from trilemma.federation.protocol.disk_backed import DiskBacked
 from trilemma.federation.protocol.epochs import Epoch, Policy, decide
 from trilemma.federation.protocol.events import without_quotes
-from trilemma.federation.protocol.shelf import Shelf
 from trilemma.federation.protocol.waiting import Took, Waiting, longest_prompt
 from trilemma.federation.server.commits import Commit
 from trilemma.federation.server.exchange import Correspondence, Patience
@@ -86,7 +86,7 @@ class Heard:
 class Hearing:
     """Asks for one round: of the run `run`, with the server's patience (`round_limit` seconds).
 
-    `waiting` says who is waited for. What is too long for memory lies on the `shelf`.
+    `waiting` says who is waited for. What is too long for memory lies in files, `disk_backed`.
     """
 
     run: str
@@ -94,7 +94,7 @@ class Hearing:
     policy: Policy
     round_limit: float
     exchange: Correspondence
-    shelf: Shelf
+    disk_backed: DiskBacked
     watch: Stopwatch
     say: events.Say
     waiting: Waiting
@@ -112,7 +112,7 @@ class Hearing:
             self.task.message,
             remembered=commit.remembered,
             broadcast=commit.broadcast,
-            shelf=self._shelf(turn, self.task.message),
+            disk_backed=self._disk_backed(turn, self.task.message),
         )
         here = {client for client in self._present(commit, clients).values() if client in turn.members}
         left_out = self.left_out(turn, here)
@@ -130,8 +130,10 @@ class Hearing:
             asked = inquiry.question(heard.messages, commit.server, commit.rounds, key)
         inquire = kinds.Inquire(run=self.run, epoch=turn.number, round=commit.rounds)
         layout = inquiry.message(self.task.model)
-        shelf = self._shelf(turn, layout)
-        expected = replace(expected, layout=layout, answer=kinds.Detail, remembered={}, shelf=shelf)
+        disk_backed = self._disk_backed(turn, layout)
+        expected = replace(
+            expected, layout=layout, answer=kinds.Detail, remembered={}, disk_backed=disk_backed
+        )
         those = replace(told, members=tuple(client for client in turn.members if client in answers.vectors))
         # Whoever answered once is in the question, and counts against f where nothing more is heard of it: it
         # is waited for, if it is out as long as if it was not slow.
@@ -141,10 +143,10 @@ class Hearing:
         messages = replace(second.messages, question=asked)
         return replace(heard, messages=messages, length=heard.length + second.length, details=details)
 
-    def _shelf(self, turn: Epoch, layout: MessageLayout) -> Shelf | None:
+    def _disk_backed(self, turn: Epoch, layout: MessageLayout) -> DiskBacked | None:
         """Return where messages lie that are too long for memory: all at once, or remembered of everybody."""
         clients = self.policy.everyone if layout.remembered else turn.rows
-        return self.shelf.needed(len(clients), layout.dim)
+        return self.disk_backed.needed(len(clients), layout.dim)
 
     def left_out(self, turn: Epoch, here: Collection[int]) -> frozenset[int]:
         """Return who of those whose turn it is, and who are `here`, is not waited for."""
@@ -208,7 +210,7 @@ class Hearing:
             rows = senders = tuple(client for client in turn.rows if client in admitted.messages)
             sharing = commit.epoch.members
         with self.watch.stage("admit"):
-            stack = admitted.stack(rows, expected.layout.dim, expected.shelf)
+            stack = admitted.stack(rows, expected.layout.dim, expected.disk_backed)
         lengths = [expected.layout.lengths(message).total for message in admitted.messages.values()]
         messages = Messages(stack, senders=senders, sharing=sharing)
         return Heard(turn, admitted, messages, sum(lengths, start=Length(0, 0)))

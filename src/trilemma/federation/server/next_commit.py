@@ -18,10 +18,10 @@ from trilemma.base.stopwatch import Stopwatch
 from trilemma.federation.party.public_facts import Federation
 from trilemma.federation.party.task import PartyTask
 from trilemma.federation.protocol import events, wire
+from trilemma.federation.protocol.disk_backed import DiskBacked
 from trilemma.federation.protocol.epochs import Epoch
 from trilemma.federation.protocol.events import figures
 from trilemma.federation.protocol.expulsions import AnnouncedExpulsion, clients_of
-from trilemma.federation.protocol.shelf import Shelf
 from trilemma.federation.protocol.waiting import USUAL, slow_ones, usual
 from trilemma.federation.server.commits import Commit
 from trilemma.federation.server.hearing import Heard
@@ -39,7 +39,7 @@ class NextCommit:
     federation: Federation
     tolerated: int
     transcript: Transcript
-    shelf: Shelf
+    disk_backed: DiskBacked
     watch: Stopwatch
 
     def after(self, commit: Commit, turn: Epoch, heard: Heard) -> Commit:
@@ -70,7 +70,7 @@ class NextCommit:
             epoch = Epoch(epoch.number)
         remembered = {**commit.remembered, **heard.remembered}
         with self.watch.stage("commit"):
-            server = self.shelf.kept(done.state)
+            server = self.disk_backed.kept(done.state)
         return replace(
             commit,
             rounds=finished,
