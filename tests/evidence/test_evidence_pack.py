@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -457,3 +458,17 @@ def test_a_machine_that_rounds_otherwise_refuses_nothing_and_a_better_figure_is_
     path.write_text(kept.replace(repr(epsilon), repr(epsilon * 0.9)))
     resigned(pack, parties[0])
     assert "guarantee" in refused(verify(pack))[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), [({"removed": True}, "was removed"), ({"identity": "0" * 64}, "another key")]
+)
+def test_a_ledger_signed_by_a_removed_or_a_former_key_does_not_count(parties, change, why):
+    roster = parties[0].signed_roster
+    changed = tuple(
+        one.model_copy(update=change) if place == 0 else one for place, one in enumerate(roster.clients)
+    )
+    after = replace(roster, clients=changed)
+    with pytest.raises(UserError, match=why):
+        vouch(parties[1], RUN).check(after)
+    assert vouch(parties[2], RUN).check(after).client == 1

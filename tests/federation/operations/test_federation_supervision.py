@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from federation_harness import make, small_config
+from federation_harness import command, make, small_config
 from trilemma.base.errors import UserError
 from trilemma.federation.operations import supervision
 from trilemma.federation.party.layout import Party
@@ -121,3 +121,14 @@ def test_a_pilot_on_loopback_has_no_manifests(parties):
     with pytest.raises(UserError, match="loopback"):
         supervision.write_kubernetes(parties)
     assert not list(parties[0].folder.parent.rglob("kubernetes.yaml"))
+
+
+def test_init_writes_manifests_where_asked_and_refuses_them_for_a_pilot(tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text(small_config(2, tolerate=0))
+    with pytest.raises(UserError, match="loopback"):
+        command("init", tmp_path / "pilot", "--config", config, "--kubernetes")
+    assert not (tmp_path / "pilot").exists()
+    reached = ("--host", "fl.example.org", "--listen", "0.0.0.0")
+    command("init", tmp_path / "real", "--config", config, "--kubernetes", *reached)
+    assert len(list((tmp_path / "real").glob("*/kubernetes.yaml"))) == 3
