@@ -15,7 +15,7 @@ from trilemma import models
 from trilemma.attacks.backdoor import Backdoor
 from trilemma.audit.final.membership import Shadow, lira, loss_threshold
 from trilemma.audit.final.others import attributes, inversion, marked
-from trilemma.audit.final.run import on_client, on_run, on_server
+from trilemma.audit.final.run import on_client, on_file, on_run, on_server
 from trilemma.audit.final.target import AskedRecords, FinalModel, at_least, at_most
 from trilemma.base.errors import UserError
 from trilemma.base.keys import Key
@@ -165,7 +165,32 @@ def test_records_stay_at_their_clients(tmp_path):
 
 def test_bad_questions_are_refused(tmp_path):
     with pytest.raises(UserError, match="pairs"):
-        attack_command(tmp_path, None, None, 3, 10, None)
+        attack_command(tmp_path, None, None, None, 3, 10, None)
     (tmp_path / "attacks.json").write_text("")
     with pytest.raises(UserError, match="there already"):
-        attack_command(tmp_path, None, None, 0, 10, tmp_path / "attacks.json")
+        attack_command(tmp_path, None, None, None, 0, 10, tmp_path / "attacks.json")
+
+
+def test_a_model_in_a_file_is_attacked_with_its_task_and_another_tasks_is_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    task = tmp_path / "task.py"
+    task.write_text(
+        "import torch\nfrom torch import nn\nclients = 3\n"
+        "def model(): return nn.Linear(4, 2)\n"
+        "def data(client):\n"
+        "    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(client))\n"
+        "    return x, (x[:, 0] > 0).long()\n"
+        "def test(): return data(99)\n"
+    )
+    net = torch.nn.Linear(4, 2)
+    save_file(net.state_dict(), tmp_path / "model.safetensors")
+    found = on_file(tmp_path / "model.safetensors", task, digest_of)
+    assert {one.attack for one in found.tried} == {"membership, by loss", "backdoor (a mark on examples)"}
+    assert all(one.allowed is None for one in found.tried)
+    save_file(torch.nn.Linear(5, 2).state_dict(), tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match="no tensor weight of shape"):
+        on_file(tmp_path / "other.safetensors", task, digest_of)
+    (tmp_path / "broken.safetensors").write_bytes(b"no model")
+    with pytest.raises(UserError, match=r"broken.safetensors"):
+        on_file(tmp_path / "broken.safetensors", task, digest_of)

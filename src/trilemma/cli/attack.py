@@ -19,8 +19,12 @@ LABEL = "no ε covers these measurements: they tell something about the records 
 
 def attack_command(
     source: Annotated[
-        Path, typer.Argument(help="the folder of a run, of a federation's client, or of its server")
+        Path,
+        typer.Argument(help="the folder of a run, of a federation's client or server; or model.safetensors"),
     ],
+    task: Annotated[
+        Path | None, typer.Option(help="with model.safetensors: the task.py with its records")
+    ] = None,
     run: Annotated[str | None, typer.Option(help="which of a federation's runs, if it has several")] = None,
     seed: Annotated[int | None, typer.Option(help="seed of a simulated run; default: the first")] = None,
     shadows: Annotated[
@@ -50,7 +54,11 @@ def attack_command(
     deployed = own or any((path / "federation.toml").is_file() for path in (source, source / "server"))
     if deployed and (seed is not None or shadows):
         raise UserError("--seed and --shadows are for simulated runs")
-    if own:
+    if (task is not None) != source.is_file():
+        raise UserError("--task goes with a model's file; a folder knows its own task")
+    if task is not None:
+        found = attacking.on_file(source, task, digest_of)
+    elif own:
         found = attacking.on_client(source, run, digest_of, canaries)
     elif deployed:
         found = attacking.on_server(source, run, digest_of, canaries)

@@ -11,7 +11,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
+from trilemma import experiment as configuration
 from trilemma.audit.final.found import Attacks, Tried
 from trilemma.audit.final.membership import lira, loss_threshold, shadow
 from trilemma.audit.final.others import attributes, inversion, marked
@@ -61,6 +65,30 @@ def on_run(
     subject = partial(Subject.of, config, examples, "grid")
     tried += _without_records(target, subject, canaries, key)
     return _all(target, tried, () if shadows else (("membership, LiRA", "give --shadows 8"),))
+
+
+def on_file(path: Path, file: Path, digest: Callable[..., str]) -> Attacks:
+    """Attack a model that was exported, with all records of its task; nothing is known of a certificate."""
+    task = Task.from_file(file)
+    config = configuration.load(None, (), configuration.Own(task.clients_known))
+    ready = assemble(config.with_("run.device='cpu'"), config.run.seeds[0], task)
+    model, held = ready.clients.model, ready.clients.data
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} is no model (safetensors): {error}") from None
+    for name, shape in model.shapes:
+        if name not in tensors or tuple(tensors[name].shape) != tuple(shape):
+            raise UserError(f"{path} is no model of {file}: it has no tensor {name} of shape {tuple(shape)}")
+    params = torch.cat([tensors[name].flatten().float() for name, _ in model.shapes])
+    rows = np.unique(np.concatenate([held.holdings.train[i] for i in ready.honest]))
+    target = FinalModel(
+        *(model, params, digest(params), _of(held, rows), _tests(held), None, config.privacy.delta),
+        promise="none is known of a file: attack the run's folder, which has it",
+        classes=held.dataset.classes,
+    )
+    key = Key(config.run.seeds[0]).fold("attack on the final model")
+    return _all(target, _with_records(target, key), (("membership, LiRA", "needs the run's folder"),))
 
 
 def on_client(folder: Path, run: str | None, digest: Callable[..., str], canaries: int) -> Attacks:
