@@ -22,7 +22,7 @@ import trilemma as tl
 from trilemma import experiment
 from trilemma.audit.examine import Effort, examine
 from trilemma.audit.outcomes import Audit
-from trilemma.audit.search import of_subject, search
+from trilemma.audit.search import AuditSearch, of_subject, records
 from trilemma.audit.subject import Subject
 from trilemma.base.errors import ConfigError, UserError
 from trilemma.base.keys import Key
@@ -33,6 +33,8 @@ from trilemma.learning.steps import total
 from trilemma.report.statistics import simulated_statistics
 from trilemma.simulate import engine
 from trilemma.simulate.experiment import assemble
+from trilemma.survey.columns import SurveyColumn
+from trilemma.survey.layout import Layout
 from trilemma.survey.told import ToldFigure
 from trilemma.task.neighbours import changes
 from trilemma.task.surveyed import surveyed
@@ -157,13 +159,16 @@ def audited(threat: str) -> Audit:
 
 def test_an_audit_takes_batches_longer_than_what_it_tries() -> None:
     """More examples in a batch than records that are made up: the others are taken again."""
-    config = settings(1.0, clients=1, columns={"sex": {"values": [0, 1]}}, label=None, batch_size=45)
-    found = assemble(config, 1, task_of([[{"sex": 1}] * 45]))
-    subject = Subject.resolved(found.config, found.resolved, 45)
+    config = settings(1.0, clients=1, columns={"sex": {"values": [0, 1]}}, label=None, batch_size=8)
+    found = assemble(config, 1, task_of([[{"sex": 1}] * 8]))
+    subject = Subject.resolved(found.config, found.resolved, 8)
     assert subject is not None
-    target = of_subject(subject, found.clients.model, 45, Key(1))
-    outcomes = search(target, declaration_of(found.clients.data.dataset), Key(1), ascents=0)
-    assert [one.exceeds for one in outcomes] == [False, False]
+    target = of_subject(subject, found.clients.model, 8, Key(1))
+    pool = records(declaration_of(found.clients.data.dataset), Key(1)).first(6)
+    tried = AuditSearch(target)
+    tried.under("first", target.model.init(Key(1)), pool)
+    assert tried.answers == []
+    assert 0 < tried.move <= 1 + target.slack
 
 
 def exact(column: str) -> list[float]:
@@ -275,6 +280,30 @@ def test_a_site_without_records_and_a_constant_column_are_told_as_such() -> None
     assert "trestbps" not in result.proposal.scales
 
 
+def test_an_example_that_cannot_be_read_costs_its_own_place_only(tmp_path: Path) -> None:
+    """Of a task without records, at a node: a row that is no row is left out, and no other one changes."""
+    (tmp_path / "task.py").write_text(
+        "import numpy as np\nfrom torch import nn\nimport trilemma as tl\n"
+        "expects = tl.Declaration(tl.Values('numbers', (2,), low=0, high=9), tl.Values('whole', high=1))\n"
+        "clients = 1\n"
+        "def model(): return nn.Linear(2, 2)\n"
+        "def data(client):\n"
+        "    x = np.arange(8.0).reshape(4, 2)\n"
+        f"    x[1, 0] = float(open({str(tmp_path / 'value')!r}).read())\n"
+        "    return x, np.array([0, 1, 0, 1])\n"
+    )
+    columns = {"x0": SurveyColumn(low=0, high=9, bins=3), "label": SurveyColumn(values=(0, 1))}
+    found = {}
+    for value in ("5", "nan", "inf", "100"):
+        (tmp_path / "value").write_text(value)
+        survey = surveyed(tl.Task.from_file(tmp_path / "task.py"), Layout(columns))
+        found[value] = survey.fitted(0, lambda said: None, 4)
+    good = found.pop("5").x_train
+    for one in found.values():
+        kept = one.x_train if one.left_out is None else one.x_train[~one.left_out]
+        assert torch.equal(kept, good[[0, 2, 3]])
+
+
 def test_bounds_that_are_not_known_are_found_and_paid_for_like_all_else() -> None:
     found = simulated_statistics(
         settings(2.0, columns={"trestbps": {}}, label=None, threat="secldp"), tl.Task.from_file(TASK)
@@ -315,6 +344,8 @@ REFUSED = {
     "no columns": ("algorithm.columns={}", "columns"),
     "a robust rule under cdp": ("privacy.threat='cdp'", "mean only"),
     "features": ("data.project=3", "leave"),
+    "weights of sites": ("federation.weights=[25, 25, 25, 26]", "count every site's records alike"),
+    "sites larger than promised": ("algorithm.batch_size=100", "one holds 303"),
 }
 
 

@@ -106,6 +106,8 @@ def asked_of(config: Config, task: Task) -> Task:
             "[algorithm] statistics are of records as they are kept, and no model: leave [data] features, "
             "project, norm, centre and whiten, [model] train, [evaluation] and [aggregation] tune out"
         )
+    if config.federation.weights:
+        raise ConfigError("[federation] weights: statistics count every site's records alike; leave it out")
     return surveyed(task, options.layout)
 
 

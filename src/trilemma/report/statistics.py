@@ -57,21 +57,20 @@ def simulated_statistics(config: Config, task: Task) -> StatisticsResult:
     refuse_unknown(task.of(config.federation.clients), options.columns)
     experiment = assemble(config, config.run.seeds[0], task)
     verify(experiment)
-    progress, record = engine.step(experiment, engine.start(experiment))
     largest = int(experiment.clients.data.sizes.max())
-    notes = [SIMULATED] if config.privacy.threat != "none" else []
     if largest > options.batch_size:
-        notes.append(
-            f"a client has {largest} records, and [algorithm] batch_size promises {options.batch_size} at "
-            "most: what does not fit on the grid is cut off"
+        raise ConfigError(
+            f"[algorithm] batch_size = {options.batch_size} promises that no client holds more records, and "
+            f"one holds {largest}: intervals would be wrong; allowed: {largest} or more"
         )
+    progress, record = engine.step(experiment, engine.start(experiment))
     return concluded(
         config,
         experiment.resolved,
         progress.broadcast["params"].numpy(force=True),
         progress.server["messages"].numpy(force=True),
         record,
-        tuple(notes),
+        (SIMULATED,) if config.privacy.threat != "none" else (),
     )
 
 
