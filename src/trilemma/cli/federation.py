@@ -259,7 +259,7 @@ def up_command(
     started = deployment.up(folder, say)
     say(f"{_processes(len(started))} started" if started else "everything was running")
     if attach:
-        deployment.attend(folder, say=say)
+        deployment.supervise(folder, say=say)
 
 
 @federation_app.command("units", rich_help_panel=RUNNING)

@@ -177,7 +177,7 @@ def restart(party: Party, say: Say = lambda _: None) -> bool:
 # --- staying with them ------------------------------------------------------------------------------------
 
 
-def attend(folder: Path, interval: float = 1.0, say: Say = lambda _: None) -> None:
+def supervise(folder: Path, interval: float = 1.0, say: Say = lambda _: None) -> None:
     """Stay, and start again what ends of the parties in `folder`, until told to stop; then take all down.
 
     For supervisors that expect a process to stay in the foreground, such as systemd and Docker. A party that
@@ -191,10 +191,10 @@ def attend(folder: Path, interval: float = 1.0, say: Say = lambda _: None) -> No
     signal.signal(signal.SIGTERM, stop)
     ends: list[tuple[float, str]] = []
     try:
-        while attended := [
+        while supervised := [
             one for one in parties(folder) if not one.removed and not taken_down(one).exists()
         ]:
-            ends = revive(attended, ends, say)
+            ends = revive(supervised, ends, say)
             time.sleep(interval)
     finally:
         down(folder)
