@@ -101,7 +101,7 @@ def test_a_missing_value_and_its_stand_ins_are_missing_everywhere() -> None:
         ({"edges": [1, 1]}, "rise"),
         ({"edges": [1]}, "at least 2"),
         ({"values": [1, "1.0"]}, "twice"),
-        ({"low": 0, "high": 1, "bins": 1}, "greater than or equal to 2"),
+        ({"low": 0, "high": 1, "bins": 1}, "at least 2"),
         ({"low": 0, "high": 1, "bins": "many"}, "whole number"),
         ({"low": float("nan"), "high": 1}, "finite"),
         ({"lowest": 3}, "did you mean 'low'"),
