@@ -234,3 +234,12 @@ def test_targets_are_what_is_declared_and_not_what_one_client_happens_to_hold() 
     task = tl.Task(model=nn.Linear(1, 1), clients=[(np.ones((2, 1)), np.array([3, 4]))], expects=declared)
     assert task.dataset.left_out is None
     assert torch.equal(task.dataset.y_train, torch.tensor([3.0, 4.0]))
+
+
+def test_the_first_client_does_not_decide_what_the_targets_of_all_are() -> None:
+    """Gaps that were dropped make a column of classes one of numbers with a point."""
+    x = np.ones((2, 1))
+    clients = [(x, np.array([0.0, 1.0])), (x, np.array([0, 1]))]
+    with pytest.raises(UserError, match=r"client 1 has whole numbers as targets.*say target = 'classes'"):
+        data.from_clients(clients)
+    assert data.from_clients(clients, target="classes").classes == 2

@@ -109,7 +109,7 @@ def test_the_list_says_what_reports_say(watched: Path) -> None:
     caf = lines["runs/study/caf"]
     result = report.load(watched / "study" / "caf")
     assert (caf["state"], caf["done"], caf["seeds"]) == ("finished", 6, 2)
-    assert caf["shown"] == report.percent(result.summary.accuracy)
+    assert caf["shown"] == f"{report.percent(result.summary.accuracy)} %"
     assert caf["guarantee"] == {
         "held": False, "text": "nothing is clipped and noised", "epsilon": None, "assumptions": [],
     }  # fmt: skip
@@ -176,7 +176,7 @@ def test_a_run_that_grows_is_read_again(tmp_path: Path) -> None:
         directory.seed(seed).path.mkdir()
         directory.seed(seed).append(Record(1, metrics={"accuracy": 0.5}, epsilon=0.25, accountant="pld"))
     after = runs_of(client)["runs/new"]
-    assert (after["done"], after["shown"], after["epsilon"]) == (1, "50.0 ± 0.0", "0.25 so far")
+    assert (after["done"], after["shown"], after["epsilon"]) == (1, "50.0 ± 0.0 %", "0.25 so far")
 
 
 def test_folders_of_strangers_are_shown_and_never_run(tmp_path: Path, watched: Path) -> None:
@@ -494,6 +494,18 @@ def test_a_stopped_run_does_not_lead_a_study(tmp_path: Path) -> None:
     squares = {row: told["squares"][place][0] for place, row in enumerate(told["rows"])}
     assert squares["caf"]["value"] is not None
     assert (squares["mda"]["value"], squares["mda"]["shown"]) == (None, "not finished")
+
+
+def test_a_cell_says_in_what_its_runs_differ(tmp_path: Path) -> None:
+    """The worst of two ε is no repetition of one run."""
+    for rule, rounds, lr in (("caf", 2, 0.1), ("caf", 2, 0.2), ("mean", 3, 0.1)):
+        options = [f"aggregation.rule={rule}", f"run.rounds={rounds}", f"algorithm.lr={lr}"]
+        make_run(tmp_path / "runs" / f"{rule}-{rounds}-{lr}", *options)
+    asked = {"name": "runs", "row": "aggregation.rule", "column": "run.rounds"}
+    told = client_of(tmp_path / "runs").get("/api/study", params=asked).json()
+    cell = next(one for row in told["squares"] for one in row if one and len(one["runs"]) == 2)
+    assert cell["differ"] == ["algorithm.lr"]
+    assert cell["shown"].endswith(" %")
 
 
 def test_cells_of_a_sweep_go_by_what_is_their_own_and_folders_of_one_name_are_told_apart(

@@ -166,6 +166,7 @@ class StudySquare(AccountantLine):
     unfinished: int = Field(default=0, description="runs that are under way, or stopped")
     worst: str = Field(description="the id of the worst run")
     runs: list[str]
+    differ: list[str] = Field(default=[], description="settings in which the runs differ, three at most")
 
 
 class StudyView(AccountantLine):

@@ -26,11 +26,10 @@ from trilemma.page.answers import (
     StatisticsView,
 )
 from trilemma.page.index import Index, WatchedRun, shown
-from trilemma.page.runs import flat
+from trilemma.page.runs import flat, scored
 from trilemma.privacy.ledger.lines import Entry
 from trilemma.report import federations
 from trilemma.report.run_metadata import RunMetadata, plain_config
-from trilemma.report.tables import shown as shown_score
 from trilemma.survey.result import FILE, read_statistics
 from trilemma.survey.words import lines
 
@@ -117,7 +116,7 @@ def _statistics(folder: Path) -> StatisticsView | None:
 
 def _score(found: RunMetadata) -> str:
     name = found.summary.score
-    return f"{name} {shown_score(name, found.summary)}"
+    return f"{name} {scored(name, found.summary)}"
 
 
 def _member(one: federations.MemberRow) -> MemberLine:

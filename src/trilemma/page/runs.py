@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trilemma.base.errors import UserError
-from trilemma.base.records import Record
+from trilemma.base.records import Record, Summary
 from trilemma.page.answers import (
     Difference,
     Differences,
@@ -24,8 +24,8 @@ from trilemma.privacy import Guarantee
 from trilemma.privacy.accounting.spending import protected
 from trilemma.report import Curve, verdict_of
 from trilemma.report.run_metadata import RunMetadata, ledgers_have
+from trilemma.report.tables import SHARES, tightest_epsilon
 from trilemma.report.tables import shown as shown_score
-from trilemma.report.tables import tightest_epsilon
 
 POINTS = 400
 """Points of a curve at most: more than a screen can tell apart."""
@@ -59,12 +59,17 @@ def line_of(one: WatchedRun, found: RunMetadata | UserError) -> RunLine:
         done=min(found.done.values(), default=0),
         seeds=len(found.done),
         score=shown(summary.score),
-        shown=shown_score(summary.score, summary) if spread.mean is not None else "",
+        shown=scored(summary.score, summary) if spread.mean is not None else "",
         mean=finite(spread.mean),
         epsilon=epsilon_shown(found),
         guarantee=guarantee_of(found),
         changed=found.changed,
     )
+
+
+def scored(name: str, summary: Summary) -> str:
+    """Write a metric with its unit."""
+    return f"{shown_score(name, summary)}{' %' if name in SHARES else ''}"
 
 
 def epsilon_shown(found: RunMetadata) -> str:

@@ -15,9 +15,8 @@ from trilemma.base.errors import UserError
 from trilemma.base.plugins import offered
 from trilemma.page.answers import StudyLine, StudySquare, StudyView
 from trilemma.page.index import Index, WatchedRun
-from trilemma.page.runs import flat
+from trilemma.page.runs import flat, scored
 from trilemma.report.run_metadata import RunMetadata
-from trilemma.report.tables import shown as shown_score
 from trilemma.task.metrics import LOWER_IS_BETTER
 
 UNTOLD = frozenset({"run.device", "run.log", "plugins"})
@@ -163,22 +162,29 @@ def square(
         return None
     finished = [point for point in points if point.found.state in ("finished", "diverged")]
     left = len(points) - len(finished)
-    scored = [(value, point) for point in finished if (value := _mean(point, score)) is not None]
-    if not scored:
+    rated = [(value, point) for point in finished if (value := _mean(point, score)) is not None]
+    if not rated:
         ids = [point.id for point in points]
         sign = "*" if finished else "not finished"
         return StudySquare(value=None, shown=sign, printed=printed, unfinished=left, worst=ids[0], runs=ids)
-    ordered = sorted(scored, key=lambda pair: pair[0], reverse=score in LOWER_IS_BETTER)
+    ordered = sorted(rated, key=lambda pair: pair[0], reverse=score in LOWER_IS_BETTER)
     value, worst = ordered[0]
     return StudySquare(
         value=value,
-        shown=shown_score(score, worst.found.summary),
+        shown=scored(score, worst.found.summary),
         printed=printed,
         verdict=verdict,
         unfinished=left,
         worst=worst.id,
         runs=[*(point.id for _, point in ordered), *(one.id for one in points if one not in finished)],
+        differ=_differing([point for _, point in ordered]),
     )
+
+
+def _differing(points: Sequence[StudyPoint]) -> list[str]:
+    """Return the settings in which the runs of one cell differ: the worst of them is no repetition."""
+    every = dict.fromkeys(key for point in points for key in point.config if key not in UNTOLD)
+    return [key for key in every if len({point.config.get(key, "") for point in points}) > 1][:3]
 
 
 def _mean(point: StudyPoint, score: str) -> float | None:

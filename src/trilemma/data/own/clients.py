@@ -120,6 +120,8 @@ def assemble(
     x = [_features(given, padding) for given in everyone]
     for given, own in zip(everyone, x, strict=True):
         _check_values(given, own, x[0], train[0])
+    if targets.kind is None and targets.classes is None:
+        _check_targets(train)
     targets = targets.settled(
         train[0].y, sequences=bool(padding.lengths) or any(map(_sequences, x[0].values()))
     )
@@ -302,6 +304,18 @@ def _check_values(
                 "all must be alike"
             )
         given.place.check_finite(values, column)
+
+
+def _check_targets(train: Sequence[ClientExamples]) -> None:
+    """Refuse whole targets beside others: the first client would decide whether they are classes."""
+    floats = isinstance(first := train[0].y.values, Tensor) and first.is_floating_point()
+    for given in train[1:]:
+        values = given.y.values
+        if floats and isinstance(values, Tensor) and values.dtype == torch.int64:
+            raise UserError(
+                f"{given.place.who} has whole numbers as targets, as classes are, {train[0].place.who} has "
+                "others: say target = 'classes' or target = 'values'"
+            )
 
 
 @dataclass(frozen=True)

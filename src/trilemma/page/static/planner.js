@@ -91,7 +91,9 @@ export async function show(body) {
   async function update() {
     asked += 1;
     const mine = asked;
-    if (!answer.childElementCount) fill(answer, el("p", { class: "note" }, "Working it out …"));
+    if (!answer.childElementCount) {
+      fill(answer, el("p", { class: "note" }, "Working it out: the first answer takes up to half a minute …"));
+    }
     try {
       const plan = await ask("/api/plan", question());
       if (mine !== asked) return;

@@ -116,6 +116,10 @@ function seconds(card, view) {
 const SHOWN = ["loss", "train_loss", "epsilon", "attack_strength"];
 let wanted = "";
 
+const MEANS = {
+  clipped: "share of contributions that were shortened to the clip",
+};
+
 function more(card, views, label) {
   const names = [...new Set(views.flatMap((view) => view.series.map((one) => one.name)))]
     .filter((name) => !SHOWN.includes(name) && name !== views[0].line.score);
@@ -125,7 +129,7 @@ function more(card, views, label) {
   const redraw = () => draw(chart, () => ({
     traces: views.flatMap((view, place) => view.series.filter((one) => one.name === wanted)
       .flatMap((one) => band(one, label(view, wanted), place))),
-    layout: { showlegend: views.length > 1 },
+    layout: { showlegend: views.length > 1, xaxis: { title: { text: MEANS[wanted] ? `round (${wanted}: ${MEANS[wanted]})` : "round" } } },
   }));
   const caption = chart.previousElementSibling;
   if (!caption.querySelector("select")) {

@@ -74,7 +74,8 @@ function cell(one, worst, best) {
   const link = el("a", { href: `#/runs/${one.runs.slice(0, 8).join(",")}` }, el("span", {}, one.shown),
     one.printed ? el("small", {}, `paper ${one.printed}`) : null,
     one.verdict ? el("small", {}, one.verdict) : null,
-    one.runs.length - one.unfinished > 1 ? el("small", {}, `worst of ${one.runs.length - one.unfinished}`) : null,
+    one.runs.length - one.unfinished > 1 ? el("small", {}, `worst of ${one.runs.length - one.unfinished}`,
+      one.differ.length ? ` that differ in ${one.differ.join(", ")}` : "") : null,
     one.unfinished && one.value !== null ? el("small", {}, `${one.unfinished} not finished`) : null);
   if (one.value !== null) {
     const share = best === worst ? 1 : (one.value - worst) / (best - worst);
