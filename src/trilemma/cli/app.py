@@ -63,7 +63,10 @@ COMMANDS = {
         "Show private statistics of all clients' records, simulated on this machine.",
     ),
     "table": Lazy(
-        "table", "table_command", "Look at results", "Lay out a metric of a sweep's runs by two keys."
+        "table",
+        "table_command",
+        "Look at results",
+        "Show the table of a finished run, or lay out a metric of a sweep's runs by two keys.",
     ),
     "plot": Lazy(
         "plot", "plot_command", "Look at results", "Draw runs: scores, whom the rule trusted, ε, or seconds."
