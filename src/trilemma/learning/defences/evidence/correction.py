@@ -153,7 +153,7 @@ def left_out(
     while True:
         away, scale = from_the_middle(seen.along / look.deviation, counted if times else None)
         score = (away / scale * seen.there[..., None]).amax(1).masked_fill(~counted, -torch.inf)
-        falling, order = score.sort(1, descending=True)
+        falling, order = score.sort(dim=1, descending=True, stable=True)
         size = counted.sum(1, keepdim=True)
         tails = 2 * seen.there.sum(1, keepdim=True) * torch.special.ndtr(-falling)
         few = (tails <= FALSELY * place / size) & (place <= size)
