@@ -186,17 +186,8 @@ def _seen_again(
         grams, counted = grams[places], counted[places]
     members = counted.sum(1)
     whiten, most = _whitening(look, counted), liars - m + members + 1
-    again = among(
-        grams,
-        whiten @ grams @ whiten,
-        whiten,
-        look.sizes[members, 0],
-        look.facts.dim,
-        members,
-        most,
-        liars,
-        bounded,
-    )
+    white, edges = whiten @ grams @ whiten, look.sizes[members, 0]
+    again = among(grams, white, whiten, edges, look.facts.dim, most, liars, bounded)
     if bounded is None:
         return seen.replaced(places, again)
     bounded.going_on.append(bounded.going_on.pop() & going)

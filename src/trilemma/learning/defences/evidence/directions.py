@@ -116,10 +116,9 @@ def visible(
     white = torch.stack([look.white(some) for look, some in zip(looks, grams, strict=True)])
     whiten = torch.stack([look.whitening for look in looks])[:, None].expand_as(grams)
     edges = torch.stack([look.sizes[m, 0] for look in looks])[:, None].expand(-1, count).flatten()
-    members = edges.new_full(edges.shape, m)
-    most = members.new_full(edges.shape, facts.liars + 1)
+    most = edges.new_full(edges.shape, facts.liars + 1)
     grams, white, whiten = (part.flatten(0, 1) for part in (grams, white, whiten))
-    found = among(grams, white, whiten, edges, facts.dim, members, most, facts.liars + 1, bounded)
+    found = among(grams, white, whiten, edges, facts.dim, most, facts.liars + 1, bounded)
     if bounded is not None:
         bounded.going_on.append(bounded.going_on.pop().view(-1, count).any(0))
     return [found.only(slice(count * place, count * (place + 1))) for place in range(len(looks))]
@@ -131,23 +130,23 @@ def among(
     whiten: Tensor,
     edges: Tensor,
     dim: int,
-    members: Tensor,
     most: Tensor,
     limit: int,
     bounded: BoundedGrams | None,
 ) -> Directions:
     """Return the directions that stand out, the largest eigenvalue first; at most `most` (B,) and `limit`.
 
-    `whiten` (B, m, m) is zero in rows and columns of members that are not counted; `members` (B,) are.
-    `white` is whiten @ grams @ whiten.
+    `whiten` (B, m, m) is zero in rows and columns of members that are not counted; `white` is whiten @ grams
+    @ whiten.
     """
     values, vectors = _above(white, edges, limit, bounded)
     first = torch.arange(values.shape[1], device=grams.device)
     there = (values > edges[:, None]) & (first < most[:, None])
-    top, size = torch.where(there, values, 1.0), members[:, None]
+    counted = whiten.diagonal(dim1=1, dim2=2) > 0
+    top, size = torch.where(there, values, 1.0), counted.sum(1, keepdim=True)
     mix = (vectors @ whiten) * (there / top.sqrt())[..., None]
     shrunk = ((top - dim - size) ** 2 - 4 * dim * size).clamp(min=0.0).sqrt() / top * there
-    return Directions(mix, mix @ grams * (whiten.diagonal(dim1=1, dim2=2) > 0)[:, None], shrunk, there)
+    return Directions(mix, mix @ grams * counted[:, None], shrunk, there)
 
 
 def from_the_middle(along: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor]:
