@@ -54,6 +54,15 @@ class Examples(Protocol):
 
 
 @dataclass(frozen=True)
+class Stacked:
+    """See `Examples`."""
+
+    x: Inputs
+    y: Tensor
+    weight: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Segment:
     """Where a tensor, or a whole layer, lies in the flat vector: `flat[..., segment.slice]`."""
 

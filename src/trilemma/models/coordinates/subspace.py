@@ -27,7 +27,7 @@ from trilemma.models.engines.stacked import Sums, Work, sums_of
 from trilemma.models.engines.terms import Whole
 from trilemma.models.flat import unflatten
 from trilemma.models.modules import state_dict
-from trilemma.models.types import Buffers, Examples, Inputs, Model, Params, each_column
+from trilemma.models.types import Buffers, Examples, Inputs, Model, Params, Stacked, each_column
 
 COORDINATES = "subspace.z"
 """What the coordinates are called."""
@@ -154,7 +154,7 @@ class SubspaceEngine:
     def _through(self, theta: Tensor, request: PassRequest, columns: slice) -> Sums:
         """Return each client's ∇_θ of some of its examples, together."""
         share = request.share[:, columns]
-        batch = _Batch(
+        batch = Stacked(
             each_column(request.x, lambda column: column[:, columns]),
             request.y[:, columns],
             share if request.padded else None,
@@ -167,12 +167,3 @@ class SubspaceEngine:
 def _found(loss: Tensor, each: Tensor, request: PassRequest, updated: Buffers) -> Pass:
     """Return a pass with gradients in z: of clients (k, 1, d), or of examples (k, b, d)."""
     return Pass(loss, {COORDINATES: {None: [Whole(each)]}}, request.y.shape, updated)
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """See `Examples`."""
-
-    x: Inputs
-    y: Tensor
-    weight: Tensor | None

@@ -6,7 +6,6 @@ A step of a hundred small models is some hundreds of kernels (`trilemma.base.rec
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from trilemma.base.recordings import Recordings, Tensors, unasked
 from trilemma.models.engines import stacked
 from trilemma.models.engines.clipping import NO_CLIP, Clip
 from trilemma.models.engines.stacked import Gradients
-from trilemma.models.types import Buffers, Examples, Model
+from trilemma.models.types import Buffers, Examples, Model, Stacked
 
 KEPT = 4
 """Recordings that are kept: full and padded batches of two models."""
@@ -47,7 +46,7 @@ def gradients(
     compute = partial(stacked.gradients, model, clip=clip, weight_decay=weight_decay)
 
     def computed(of: Tensors) -> Tensors:
-        examples = SimpleNamespace(x=of["x"], y=of["y"], weight=of.get("weight"))
+        examples = Stacked(of["x"], of["y"], of.get("weight"))
         running = None if buffers is None else {name: of[BUFFER + name] for name in buffers}
         with unasked(steps=1) as passes:
             found = compute(of["params"], examples, buffers=running)

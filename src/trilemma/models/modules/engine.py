@@ -22,7 +22,7 @@ from trilemma.models.modules.normalisations import MixesExamples
 from trilemma.models.modules.owners import NotFlat
 from trilemma.models.modules.passes import PassPlan, PassSource, Way, mixed, record, said, take
 from trilemma.models.modules.recorder import Log
-from trilemma.models.types import Examples, Inputs, Model, each_column
+from trilemma.models.types import Examples, Inputs, Model, Stacked, each_column
 
 if TYPE_CHECKING:
     from trilemma.models.modules.reference import Reference
@@ -148,7 +148,7 @@ class ModuleEngine:
 
     def run(self, model: Model, request: PassRequest) -> Pass:
         """See `Engine`."""
-        batch = _Batch(request.x, request.y)
+        batch = Stacked(request.x, request.y)
         structure = self.structure(model, batch)
         request, empty = _without_padding(request)
         way = structure.way
@@ -301,15 +301,6 @@ class _Saved:
             self.seen.add(storage.data_ptr())
             self.bytes += storage.nbytes()
         return tensor
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """A batch of which only the shapes matter."""
-
-    x: Inputs
-    y: Tensor
-    weight: Tensor | None = None
 
 
 def _without_padding(request: PassRequest) -> tuple[PassRequest, Tensor | None]:
