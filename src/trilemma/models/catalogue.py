@@ -103,8 +103,7 @@ class Multinomial(ModelOptions):
     """Multinomial logistic regression: one logit per class (610 parameters on Synthetic)."""
 
     start: Literal["drawn", "zero"] = Field(
-        default="drawn",
-        description="where training starts: drawn as other layers are, or at zero",
+        default="drawn", description="where training starts: drawn as other layers are, or at zero"
     )
 
     def build(self, shape: Shape, classes: int) -> Model:

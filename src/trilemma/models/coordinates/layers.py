@@ -51,11 +51,7 @@ def of_layers(model: Model, start: Tensor, parts: Parts) -> Model:
         return {name: part.clone() for name, part in complete(unflatten(chosen, flat.detach())).items()}
 
     chosen = replace(
-        model,
-        shapes=shapes,
-        forward=forward,
-        init=lambda key: parts.init(model, shapes, key),
-        export=export,
+        model, shapes=shapes, forward=forward, init=lambda key: parts.init(model, shapes, key), export=export
     )
     return chosen
 

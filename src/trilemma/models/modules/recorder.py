@@ -309,16 +309,7 @@ _SHAPES = {
 }
 _SHAPES |= {
     getattr(torch.Tensor, name).__get__
-    for name in (
-        "shape",
-        "dtype",
-        "device",
-        "ndim",
-        "requires_grad",
-        "is_cuda",
-        "layout",
-        "is_leaf",
-    )
+    for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "layout", "is_leaf")
 }
 
 
