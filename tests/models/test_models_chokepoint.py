@@ -17,7 +17,6 @@ from trilemma.models.engines.clipping import DOUBLE, MARGIN, Lengths, gamma
 from trilemma.models.engines.terms import (
     Lookup,
     Product,
-    Scale,
     Shift,
     Term,
     Whole,
@@ -259,7 +258,6 @@ def _summed() -> dict[str, tuple[Term, Tensor]]:
     kept: dict[str, Term] = {
         "small product": Product(low, wide),
         "shift": Shift(right),
-        "scale": Scale(right, lambda: 2 * right),
         "whole": Whole(right),
         "groups": several,
     }

@@ -23,7 +23,7 @@ All tensors have the axes (k clients, b examples, …), and everything is for th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -183,19 +183,6 @@ class Shift(Formed):
     def summed(self, factor: Tensor | None) -> Tensor:
         """See `Term`."""
         return self.grad.sum((1, *self.axes)) if factor is None else total(self.value, factor)
-
-
-@dataclass(frozen=True)
-class Scale(Formed):
-    """A gain: z = γ x̂, so G = Σ_p ∂ℓ/∂z_p x̂_p; `normalised` computes x̂ anew rather than keep it."""
-
-    grad: Tensor
-    normalised: Callable[[], Tensor]
-
-    @cached_property
-    def value(self) -> Tensor:  # type: ignore[override]
-        """Formed."""
-        return (self.grad * self.normalised()).sum(2)
 
 
 @dataclass(frozen=True)

@@ -51,19 +51,24 @@ def spread(
     gain: Slot | None = None,
     shift: Slot | None = None,
     normalise: Callable[[Tensor], Tensor] | None = None,
+    held: bool = False,
 ) -> Tensor:
-    """Write down z = γ x̂ + β, x̂ = x if not `normalise`d; γ and β have `shape` beside x, 1 where broadcast."""
+    """Write down z = γ x̂ + β, x̂ = x if not `normalise`d; γ and β have `shape` beside x, 1 where broadcast.
+
+    `held`: autograd holds x too, and sees to it that nothing changes it.
+    """
     frame = recorder.frame
-    assert isinstance(frame, FlatFrame)
-    inputs = frame.plain(input)
-    axis = frame.layouts[-1].axis
+    assert frame is not None
+    inputs = frame.plain(input) if gain is not None or isinstance(frame, FlatFrame) else input
+    axis = frame.layouts[-1].axis if isinstance(frame, FlatFrame) else None
     if axis is not None and shape[axis] != 1:
         raise NotFlat(f"{name} has a parameter for every example")
-    if recorder.log.guarded and gain is not None:
+    if recorder.log.guarded and gain is not None and not held:
         inputs = inputs.clone()  # the module changes tensors in place
-    over = [2 + axis for axis, size in enumerate(shape) if size == 1]
 
     def summed(values: Tensor, slot: Slot) -> Whole:
+        full = (1,) * (values.dim() - 2 - len(shape)) + shape
+        over = [2 + axis for axis, size in enumerate(full) if size == 1]
         return Whole((values.sum(over) if over else values).reshape(*values.shape[:2], *slot.value.shape))
 
     def terms(grad: Tensor) -> list[Part]:
@@ -71,6 +76,8 @@ def spread(
         if gain is not None:
             values = at_least_single(inputs)
             values = values if normalise is None else normalise(values)
+            # What was nobody's has become the examples', with an axis of its own.
+            values = values if values.dim() == grad.dim() else values.unsqueeze(2)
             parts.append((gain.block, summed(grad * values, gain)))
         if shift is not None:
             parts.append((shift.block, summed(grad, shift)))

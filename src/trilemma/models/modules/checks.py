@@ -154,7 +154,7 @@ def coupling(source: PassSource, params: Mapping[str, Tensor], x: Inputs, y: Ten
 
 def _strongest(source: PassSource, outputs: Tensor, y: Tensor) -> float:
     """Return the length of the largest pull at an example's outputs."""
-    return float(_pull(source, outputs, y).flatten(1).norm(dim=1).nan_to_num(0.0, 0.0).max())
+    return float(_pull(source, outputs, y).reshape(len(y), -1).norm(dim=1).nan_to_num(0.0, 0.0).max())
 
 
 def _led_astray(

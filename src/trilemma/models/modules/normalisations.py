@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,11 +10,9 @@ from torch import Tensor
 
 from trilemma.base.errors import UserError
 from trilemma.models.engines.clipping import PER_CLIENT
-from trilemma.models.engines.engine import Part
-from trilemma.models.engines.terms import Scale, Shift
 from trilemma.models.modules.affine import spread
 from trilemma.models.modules.flat import FlatFrame
-from trilemma.models.modules.recorder import Recorder, Slot, at_least_single
+from trilemma.models.modules.recorder import Recorder
 from trilemma.models.modules.statistics import Statistics, frozen
 
 
@@ -34,9 +31,12 @@ def layer_norm(
         return NotImplemented
     shape = tuple(normalized_shape)
     output = F.layer_norm(input, shape, recorder.value(weight), recorder.value(bias), eps)
-    return _affine(
-        recorder, "layer_norm", input, output, gain, shift, lambda x: F.layer_norm(x, shape, eps=eps)
-    )
+    beside = (1,) * (input.dim() - len(shape)) + shape
+
+    def normalise(x: Tensor) -> Tensor:
+        return F.layer_norm(x, shape, eps=eps)
+
+    return spread(recorder, "layer_norm", input, output, beside, gain, shift, normalise, held=True)
 
 
 def rms_norm(
@@ -53,37 +53,12 @@ def rms_norm(
         return NotImplemented
     shape = tuple(normalized_shape)
     output = F.rms_norm(input, shape, recorder.value(weight), eps)
-    return _affine(recorder, "rms_norm", input, output, gain, None, lambda x: F.rms_norm(x, shape, eps=eps))
+    beside = (1,) * (input.dim() - len(shape)) + shape
 
+    def normalise(x: Tensor) -> Tensor:
+        return F.rms_norm(x, shape, eps=eps)
 
-def _affine(
-    recorder: Recorder,
-    name: str,
-    input: Tensor,
-    output: Tensor,
-    gain: Slot | None,
-    shift: Slot | None,
-    normalise: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Write down z = γ x̂ + β whose γ and β have the last axes of z."""
-    assert recorder.frame is not None
-    inputs = None if gain is None else at_least_single(recorder.frame.plain(input))
-    slot = gain or shift
-    assert slot is not None
-    axes = slot.value.dim()
-
-    def rows(values: Tensor) -> Tensor:
-        return values.flatten(2, -axes - 1) if values.dim() > 2 + axes else values.unsqueeze(2)
-
-    def terms(grad: Tensor) -> list[Part]:
-        parts: list[Part] = []
-        if gain is not None and inputs is not None:
-            parts.append((gain.block, Scale(rows(grad), lambda: rows(normalise(inputs)))))
-        if shift is not None:
-            parts.append((shift.block, Shift(rows(grad))))
-        return parts
-
-    return recorder.write(name, [each for each in (gain, shift) if each is not None], output, terms)
+    return spread(recorder, "rms_norm", input, output, beside, gain, None, normalise, held=True)
 
 
 def group_norm(
@@ -99,28 +74,13 @@ def group_norm(
     gain, shift = recorder.slot(weight), recorder.slot(bias)
     if not recorder.recording(gain, shift):
         return NotImplemented
-    assert recorder.frame is not None
     output = F.group_norm(input, num_groups, recorder.value(weight), recorder.value(bias), eps)
-    inputs = None if gain is None else at_least_single(recorder.frame.plain(input))
+    beside = (1, input.shape[1], *[1] * (input.dim() - 2))
 
-    def channels(values: Tensor) -> Tensor:
-        return values.flatten(4).sum(4) if values.dim() > 4 else values  # (k, b, n, c, …) -> (k, b, n, c)
+    def normalise(x: Tensor) -> Tensor:
+        return F.group_norm(x.flatten(0, 2), num_groups, eps=eps).view(x.shape)
 
-    def terms(grad: Tensor) -> list[Part]:
-        parts: list[Part] = []
-        if gain is not None and inputs is not None:
-
-            def scaled() -> Tensor:
-                normal = F.group_norm(inputs.flatten(0, 2), num_groups, eps=eps).view(inputs.shape)
-                return channels(grad * normal)
-
-            one = torch.ones((), dtype=grad.dtype, device=grad.device)
-            parts.append((gain.block, Scale(one, scaled)))
-        if shift is not None:
-            parts.append((shift.block, Shift(channels(grad))))
-        return parts
-
-    return recorder.write("group_norm", [each for each in (gain, shift) if each is not None], output, terms)
+    return spread(recorder, "group_norm", input, output, beside, gain, shift, normalise, held=True)
 
 
 def batch_norm(
