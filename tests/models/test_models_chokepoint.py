@@ -23,7 +23,7 @@ from trilemma.models.engines.terms import (
     lengths_of,
     together,
 )
-from trilemma.models.layers.convolution import Stencil, example_gradients
+from trilemma.models.layers.convolution import KernelGradients, Stencil, example_gradients
 from trilemma.models.modules.convolutions import ConvolutionWindow, Convolved
 from trilemma.testing.examples import Stack
 
@@ -260,6 +260,7 @@ def _summed() -> dict[str, tuple[Term, Tensor]]:
         "shift": Shift(right),
         "whole": Whole(right),
         "groups": several,
+        "kernel": KernelGradients(torch.randn(2, 3, 2, 5, 5), torch.randn(2, 3, 4, 3, 3), Stencil(3)),
     }
     for term in kept.values():
         term.lengths()

@@ -68,7 +68,7 @@ def spread(
 
     def summed(values: Tensor, slot: Slot) -> Whole:
         full = (1,) * (values.dim() - 2 - len(shape)) + shape
-        over = [2 + axis for axis, size in enumerate(full) if size == 1]
+        over = [2 + axis for axis, size in enumerate(full) if size == 1 and values.shape[2 + axis] > 1]
         return Whole((values.sum(over) if over else values).reshape(*values.shape[:2], *slot.value.shape))
 
     def terms(grad: Tensor) -> list[Part]:
