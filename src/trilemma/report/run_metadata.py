@@ -21,9 +21,6 @@ from pydantic import Field
 from trilemma.base.files import readable
 from trilemma.base.records import OWN_SCORE, Record, Spread, Summary
 from trilemma.base.typed import Count, typed
-from trilemma.federation.party.layout import RUNNING
-from trilemma.federation.processes.logs import events_file, read_events
-from trilemma.federation.protocol.events import RUN_FAILED
 from trilemma.federation.protocol.records import written_records
 
 BESIDE = ("loss", "variance", "worst_tenth", f"{OWN_SCORE}_low", f"{OWN_SCORE}_high")
@@ -83,6 +80,11 @@ def run_metadata(folder: Path) -> RunMetadata:
 def deployed_metadata(server: Path, run: Path) -> RunMetadata:
     """Look at a run in the folder of a federation's server."""
     with readable(run):
+        # Only here: who looks at simulated runs needs no keys.
+        from trilemma.federation.party.layout import RUNNING
+        from trilemma.federation.processes.logs import events_file, read_events
+        from trilemma.federation.protocol.events import RUN_FAILED
+
         config = plain_config(server / "config.toml")
         seeds = deployed_records(config, run)
         summary = so_far(config, seeds, run, deployed=True)
