@@ -79,6 +79,11 @@ def run_metadata(folder: Path) -> RunMetadata:
 
 def deployed_metadata(server: Path, run: Path) -> RunMetadata:
     """Look at a run in the folder of a federation's server."""
+    # Only here: a party's folder takes keys and certificates.
+    from trilemma.federation.party.layout import RUNNING
+    from trilemma.federation.processes.logs import events_file, read_events
+    from trilemma.federation.protocol.events import RUN_FAILED
+
     with readable(run):
         # Only here: who looks at simulated runs needs no keys.
         from trilemma.federation.party.layout import RUNNING
