@@ -17,7 +17,8 @@ from trilemma.evidence.approvals import approvals, approve
 from trilemma.evidence.gather import digest_of, gather
 from trilemma.evidence.mapping import ROWS, mapping, rows
 from trilemma.evidence.pack import ByServer, Contents, PackFile, digests, write
-from trilemma.evidence.statement import guess, statement, worst
+from trilemma.evidence.page_one import guess, worst
+from trilemma.evidence.statement import statement
 from trilemma.evidence.verify import refused, verify
 from trilemma.evidence.vouched import Vouched, vouch
 from trilemma.federation.identity import certificates, signed_files

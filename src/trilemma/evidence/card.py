@@ -13,7 +13,7 @@ from trilemma.audit.final.found import Attacks
 from trilemma.evidence.blocks import Block, Heading, Rows, Words, as_markdown
 from trilemma.evidence.facts import PackFacts
 from trilemma.evidence.gather import held_by
-from trilemma.evidence.statement import NOT_PROMISED, worst
+from trilemma.evidence.page_one import NOT_PROMISED, worst
 from trilemma.evidence.vouched import LedgerAccount
 
 OPEN = "Not stated here: to be filled in by who publishes the model."
