@@ -53,7 +53,10 @@ def lines(result: StatisticsResult) -> Iterator[str]:
     for site in result.sites:
         labels = "".join(f"; {cell.name}: {said(cell.count)}" for cell in site.labels if cell.count)
         yield f"site {site.site}: {said(site.records.count)} records{labels}"
-    for drift in sorted(result.drift, key=lambda one: -(one.distance.low or 0.0))[:MOST_DRIFTS]:
+    apart = [one for one in result.drift if (one.distance.low or 0.0) > 0]
+    if result.drift and not apart:
+        yield "no two sites are further apart than noise alone would put them"
+    for drift in sorted(apart, key=lambda one: -(one.distance.low or 0.0))[:MOST_DRIFTS]:
         one_site, other = drift.sites
         yield f"sites {one_site} and {other} are {said(drift.distance)} apart in {drift.column}; √2 at most"
     yield from _proposed(result)
