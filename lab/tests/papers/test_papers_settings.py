@@ -23,7 +23,7 @@ def test_every_stated_setting_is_that_of_the_runs(name: str) -> None:
 
 def test_every_study_of_runs_says_what_its_settings_come_from() -> None:
     """But for ours: the older comparison of noise laws, the terms of a bound, one more reading."""
-    ours = {"byz-clip21", "safe-dshb-terms", "cafcor-fashion-both", "short-clip"}
+    ours = {"byz-clip21", "safe-dshb-terms", "cafcor-fashion-both", "safe-dshb-signs", "short-clip"}
     bare = {
         name
         for name, study in studies.items()
@@ -39,3 +39,13 @@ def test_methods_of_a_table_run_for_equal_times(name: str) -> None:
     for place in studies[name].grid:
         rounds.setdefault((place.table, place.column), set()).add(place.config.run.rounds)
     assert [where for where, found in rounds.items() if len(found) > 1] == []
+
+
+def test_searched_strengths_are_those_of_the_kept_results() -> None:
+    """A default that moves must not make another experiment of a paper's: the search stands in the study."""
+    for name in ("safe-dshb", "safe-dshb-main", "safe-dshb-terms", "cafcor-mnist", "cafcor-rules-fashion"):
+        searched = [
+            one.settings for one in studies[name].grid if one.settings.get("attack.strength") == "search"
+        ]
+        assert searched
+        assert {one["attack.search.sides"] for one in searched} == {"positive"}, name

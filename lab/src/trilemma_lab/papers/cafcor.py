@@ -10,15 +10,15 @@ from __future__ import annotations
 from functools import partial
 
 from trilemma.experiment import Config, load
-from trilemma_lab.studies.grid import Place
+from trilemma_lab.studies.grid import SEARCHED, Place
 from trilemma_lab.studies.study import Study, studies
 
 ATTACKS = {
     "SF": ("attack={name='sf'}",),
     "LF": ("attack={name='lf'}",),
     "ALIE (τ 1.5)": ("attack={name='alie', strength=1.5}",),
-    "ALIE (searched)": ("attack={name='alie', strength='search'}",),
-    "FOE (searched)": ("attack={name='foe', strength='search'}",),
+    "ALIE (searched)": ("attack={name='alie', strength='search'}", SEARCHED),
+    "FOE (searched)": ("attack={name='foe', strength='search'}", SEARCHED),
 }
 RULES = {
     "CafCor-SecLDP": ("secldp", "caf"),

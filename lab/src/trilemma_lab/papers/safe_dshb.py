@@ -4,6 +4,7 @@
     safe-dshb-main      the earlier version's main-text figure: σ_NM = 7.5, γ = 2, C = 0.01, FOE and LF
     safe-dshb-summed    the six figures with a momentum that adds gradients up: m ← β m + g
     safe-dshb-whole     the six figures with nothing held out: m = 11055/4, as the printed ε have it
+    safe-dshb-signs     FOE where its strength is searched on either side of 0, beside τ > 0
     safe-dshb-terms     what each term of the lower bound costs (Theorem 3.1), one quantity at a time
 
 The loss is stated (binary cross-entropy), the split is not, and momentum is stated as an average. A sum is
@@ -21,15 +22,15 @@ from functools import partial
 from trilemma.base.records import Spread
 from trilemma.experiment import Config, load
 from trilemma.report import Result
-from trilemma_lab.studies.grid import Place
+from trilemma_lab.studies.grid import SEARCHED, Place
 from trilemma_lab.studies.study import Study, studies
 
 EPSILON = {1: 1.14, 2: 0.32, 3: 0.19}
 """The printed ε of each noise multiplier (Poisson convention, δ = 1e-4)."""
 
 ATTACKS = {
-    "ALIE (searched)": ("attack.name=alie", "attack.strength=search"),
-    "FOE (searched)": ("attack.name=foe", "attack.strength=search"),
+    "ALIE (searched)": ("attack.name=alie", "attack.strength=search", SEARCHED),
+    "FOE (searched)": ("attack.name=foe", "attack.strength=search", SEARCHED),
     "SF": ("attack={name='sf'}",),
     "LF": ("attack={name='lf'}",),
 }
@@ -98,6 +99,29 @@ def main_places(seeds: str) -> list[Place]:
     return _regime(base, "noise multiplier 7.5, γ = 2, C = 0.01 (printed ε = 0.07)", ("FOE (searched)", "LF"))
 
 
+EITHER_SIGN = "attack.search={sides='both', points=41, refinements=24, passes=48}"
+"""The package's own search: the strength farthest from the honest mean may be one that pushes ahead."""
+
+
+def sign_places(seeds: str) -> list[Place]:
+    """Return FOE at the strongest noise of both figures, its strength searched in two ways."""
+    base = load("safe-dshb-phishing", [f"run.seeds='{seeds}'", *ATTACKS["FOE (searched)"]])
+    regimes = {
+        "noise multiplier 3": ["privacy.noise_multiplier=3"],
+        "noise multiplier 7.5, γ = 2, C = 0.01": [
+            "algorithm.lr=2.0",
+            "privacy.clip=0.01",
+            "privacy.noise_multiplier=7.5",
+        ],
+    }
+    return [
+        Place(table, rule, column, base.with_(*changes, f"aggregation.rule={rule}", search))
+        for table, changes in regimes.items()
+        for rule in ("smea", "filter")
+        for column, search in (("τ > 0", SEARCHED), ("τ of either sign", EITHER_SIGN))
+    ]
+
+
 MULTIPLIERS = (0, 1, 2, 4, 8)
 SHARES_HELD_BACK = (0.2, 0.6, 0.8, 0.9)
 """Test fractions of a random split: 2,211, 1,106, 553 and 276 examples a client are left."""
@@ -105,7 +129,7 @@ SHARES_HELD_BACK = (0.2, 0.6, 0.8, 0.9)
 
 def term_places(seeds: str) -> list[Place]:
     """Return a table for each term: one of ε, f, m and G varies, the rest stands still."""
-    base = load("safe-dshb-phishing", [f"run.seeds='{seeds}'"])
+    base = load("safe-dshb-phishing", [f"run.seeds='{seeds}'", SEARCHED])
     return [*_noise(base), *_liars(base), *_examples(base)]
 
 
@@ -188,6 +212,18 @@ studies.register("safe-dshb-main", "SAFE-DSHB on phishing: the earlier version's
         measure=measure,
         left_out="seeds 2 to 10; CAF",
         kept=lambda place: place.row != "caf",
+        seeds=SEEDS,
+    )
+)
+
+studies.register("safe-dshb-signs", "SAFE-DSHB on phishing: FOE with a strength of either sign")(
+    Study(
+        paper="safe-dshb",
+        figures="no figure: how FOE's strength is searched",
+        places=sign_places,
+        measure=measure,
+        left_out="seeds 2 to 10; SMEA",
+        kept=lambda place: place.row == "filter",
         seeds=SEEDS,
     )
 )

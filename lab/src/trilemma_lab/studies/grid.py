@@ -13,6 +13,10 @@ SEEDS = "run.seeds"
 """The key of a run's seeds."""
 
 
+SEARCHED = "attack.search={sides='positive', points=25, refinements=12, passes=12}"
+"""How the papers' attacks search: τ > 0. The grid is that of the kept results; theirs is not stated."""
+
+
 @dataclass(frozen=True)
 class Place:
     """One run of a study and where it stands: in which table, row and column.
