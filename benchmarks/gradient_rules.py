@@ -17,7 +17,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradients import Batch, clock
+from gradients import GradientBatch, clock
 from trilemma import models
 from trilemma.base.keys import Key
 from trilemma.models import Clip
@@ -100,7 +100,7 @@ def rules(arguments: argparse.Namespace) -> None:
         },
     )
     model = models.build("cnn", (1, 28, 28), 10)
-    batch = Batch(draw(20, 50, 1, 28, 28), torch.zeros(20, 50, dtype=torch.int64))
+    batch = GradientBatch(draw(20, 50, 1, 28, 28), torch.zeros(20, 50, dtype=torch.int64))
     theta, chosen = model.init(Key(1)), groups.CACHE
 
     def grouped(size: int, clip: Clip) -> Tensor:

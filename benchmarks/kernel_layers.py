@@ -329,7 +329,7 @@ def whole_cases(device: str, size: int) -> Iterator[KernelCase]:
         params = model.init(Key(1)).to(device)
         vector_to_parameters(params, module.parameters())
         x = draw(device, clients, size, *problem.shape)
-        batch = gradients.Batch(x, torch.arange(size, device=device).remainder(10).repeat(clients, 1))
+        batch = gradients.GradientBatch(x, torch.arange(size, device=device).remainder(10).repeat(clients, 1))
         ours = partial(gradients.ours, model, gradients.Clip.none(), params, batch)
         peers = {"loop": gradients.loop, "vmap": gradients.mapped}
         plain = {way: partial(exact, run, module, params, batch) for way, run in peers.items()}
