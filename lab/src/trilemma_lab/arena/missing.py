@@ -125,7 +125,7 @@ def standings(found: Sequence[Row]) -> Iterator[CellStanding]:
 def table(found: Sequence[Row]) -> Table:
     """Return the cells that are not at chance and did not meet all of the strongest with seeds 1 to 3.
 
-    >>> missing([]).rows[0]
+    >>> table([]).rows[0]
     ('mnist-features', 'guaranteed SecLDP', '5', 'mean', '–', 'anybody')
     """
     body = []
