@@ -87,7 +87,7 @@ def clamped_pairs(patch) -> None:
         cross = [2 * terms.pair(one, other) for i, one in enumerate(parts) for other in parts[:i]]
         return _as_it_is(torch.stack([*squares, *cross]).float().sum(0).clamp(min=0.0))
 
-    patch.setattr("trilemma.models.modules.passed.lengths_of", lengths_of)
+    patch.setattr("trilemma.models.engines.engine.lengths_of", lengths_of)
 
 
 def single_totals(patch) -> None:

@@ -265,7 +265,8 @@ def test_two_processes_are_refused(path):
     with Ledger(path, BUDGET):
         other = (
             "import sys; from pathlib import Path; from trilemma.base import files\n"
-            "from trilemma.privacy import Budget, Ledger\n"
+            "from trilemma.privacy.ledger.ledger import Ledger\n"
+            "from trilemma.privacy.ledger.lines import Budget\n"
             "files.PATIENCE = 0.0\n"
             "Ledger(Path(sys.argv[1]), Budget(20.0, 1e-5))"
         )

@@ -13,7 +13,7 @@ from trilemma.audit.subject import Subject
 from trilemma.audit.tables import row
 from trilemma.base.keys import Key
 from trilemma.experiment import parse
-from trilemma.learning.settings import private_algorithms
+from trilemma.learning.settings import algorithms, private_algorithms
 from trilemma.privacy.threats.catalogue import threat_models
 from trilemma.privacy.types import Arithmetic
 
@@ -58,7 +58,7 @@ def setting(algorithm: str, threat: str, rounds: int, epsilon: float, *more: str
         f"privacy.threat={threat}",
         "privacy.clip=1.0",
         f"privacy.epsilon={epsilon}",
-        f"run.rounds={rounds}",
+        *([] if algorithms[algorithm].rounds else [f"run.rounds={rounds}"]),
         *FEW.get(algorithm, ()),
         *more,
     )

@@ -114,7 +114,9 @@ def settings(name: str, unit: str, *more: str) -> str:
     noise = ["privacy.threat=ldp", f"privacy.clip={CLIP}", "privacy.sigma_ind=1.0"]
     if unit:
         options.append(f"algorithm.unit={unit}")
-    wanted = [*options, *noise, "aggregation.rule=cwmed", "federation.tolerate=0", "run.rounds=8", *more]
+    if not algorithms[name].rounds:
+        options.append("run.rounds=8")
+    wanted = [*options, *noise, "aggregation.rule=cwmed", "federation.tolerate=0", *more]
     return configurations.parse({}, wanted, configurations.Own(2)).toml()
 
 
