@@ -14,7 +14,7 @@ from rich.table import Table
 from trilemma import aggregation
 from trilemma.base import plugins
 from trilemma.base.errors import UserError
-from trilemma.cli.options import PluginOption
+from trilemma.cli.options import AsJson, Byzantine, Clients, PluginOption, SigmaCor, SigmaInd
 from trilemma.learning.defences.evidence import hidden_shift
 from trilemma.privacy import NoiseLaw, mean_noise
 from trilemma.privacy.accounting import calculator
@@ -23,12 +23,6 @@ from trilemma.report.picture_files import check_picture
 from trilemma.report.plain import plain_json
 from trilemma.report.privacy import plot_privacy, privacy_tables
 from trilemma.report.privacy_question import Question
-
-Clients = Annotated[int, typer.Option("-n", "--clients", help="number of clients")]
-Byzantine = Annotated[int, typer.Option("-f", "--byzantine", help="how many may be Byzantine")]
-SigmaInd = Annotated[float | None, typer.Option(help="std of a client's own noise")]
-SigmaCor = Annotated[float | None, typer.Option(help="std of the noise each pair shares")]
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 
 
 def privacy_command(

@@ -31,6 +31,10 @@ class _Gathering:
     def f(self) -> int:
         return self.rule.f
 
+    @property
+    def weights(self) -> tuple[float, ...]:
+        return self.rule.weights
+
     def __call__(self, X: Tensor, key: Key | None = None) -> Aggregate[Tensor]:
         found = sharded(self.rule, X, key)
         return replace(found, value=self.ranks.whole(found.value, self.dim))
@@ -60,6 +64,9 @@ def refuse_what_cannot_be_cut(experiment: Experiment, ranks: Ranks) -> None:
         "each needs one of both at least": not ranks.count <= min(clients, layout.dim),
         f"[federation] sampled = {said.federation.sampled}: a process may hold none of the clients that are "
         "heard in a round": said.federation.sampled is not None,
+        "[federation] weights: sums over processes are of clients that are alike": bool(
+            experiment.resolved.rule.weights
+        ),
         f"[attack] {said.attack.name!r} looks at whole messages; what can be cut is decided column by column "
         "(sf, lf; alie, foe and ipm at a given strength)": experiment.attack.craft is not None
         and not experiment.attack.columnwise,

@@ -99,8 +99,9 @@ OPTIONS = {
     "lp-proj": ["algorithm.dim=3", "algorithm.local_rounds=2", "algorithm.inner_steps=2"],
     "pfedme": ["algorithm.local_rounds=2", "algorithm.inner_steps=2"],
     "rsa": ["algorithm.local_rounds=2", "algorithm.inner_steps=2"],
+    "statistics": ["algorithm.columns.x0={low=-1.0, high=1.0}"],
 }
-"""Short rounds of the methods that take many steps."""
+"""Short rounds of the methods that take many steps; a column to count."""
 
 
 def units(name: str) -> list[str]:
