@@ -45,8 +45,8 @@ WRITERS = ("fpdf2", "fonttools", "matplotlib")
 
 SEEDED = (
     "this is a simulation: its noise follows from the seed in config.toml, so whoever has both can take it "
-    "away "
-    "again. The figures say what a federation of this configuration promises; these records are not protected"
+    "away again. The figures say what a federation of this configuration promises; these records are not "
+    "protected"
 )
 CENTRAL = (
     "under cdp the server sees messages that are not protected against it, so nothing made of them is here"

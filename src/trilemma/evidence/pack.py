@@ -202,13 +202,11 @@ def attack_page(attacks: Attacks) -> list[Block]:
         Heading("What attacks on the final model found", 1),
         Words(
             f"Promise: {attacks.promise}. An attack that stays below what is allowed proves nothing: a "
-            f"better "
-            "one may find more, up to the bound. One that exceeds it refutes the promise."
+            "better one may find more, up to the bound. One that exceeds it refutes the promise."
         ),
         Words(
             "No ε pays for the measurements on this page. They were made with the records themselves, so "
-            "they "
-            "tell something about those: publish them only where that is allowed.",
+            "they tell something about those: publish them only where that is allowed.",
             strong=True,
         ),
         Rows(rows, ("attack", "what it does", "measured", "allowed", "why"), (14, 27, 24, 10, 25)),

@@ -16,8 +16,7 @@ AGAINST = {
     "cdp": "people outside the federation who see the model. The server is trusted: it sees every party's "
     "message",
     "secldp": "the server and everybody who sees all messages, as long as no more than {q} parties hand it "
-    "their "
-    "secrets",
+    "their secrets",
     "byzldp": "the server and everybody who sees all messages, even if {q} parties hand it their secrets",
     "ldp": "everybody: the server, all other parties together, and the public",
 }
@@ -41,8 +40,7 @@ NOT_PROMISED = (
     "That the model is right, fair, or fit for a patient. The score is what was measured, on the records "
     "named.",
     "Anything about time: how long a party took to answer is in no ε. Nor does ε cover a party's own "
-    "machine, "
-    "its backups, or people who can log in there.",
+    "machine, its backups, or people who can log in there.",
     "Anything about models that a party trained on at home, on its own records without noise.",
     "That an owner told the truth about its ledger. It signed it; only its own machine knows it.",
 )
@@ -109,8 +107,7 @@ def page_one(
     if facts.kind == "simulation":
         yield Words(
             "This is a rehearsal, not a deployment. Its noise can be computed again from the configuration, "
-            "so "
-            "the model and this pack are NOT protected. The figures say what a federation with this "
+            "so the model and this pack are NOT protected. The figures say what a federation with this "
             "configuration would promise.",
             strong=True,
         )
@@ -172,8 +169,7 @@ def _weak(epsilon: float) -> str:
         return ""
     return (
         " At this ε the worst case alone rules out little. Weigh it together with what attacks found, and "
-        "with "
-        "how bad a disclosure would be."
+        "with how bad a disclosure would be."
     )
 
 
@@ -218,9 +214,8 @@ def _lies(facts: PackFacts) -> str:
     gone = ", ".join(f"party {one.client}" for one in robust.expelled) or "nobody"
     return (
         f"Up to {robust.tolerated} of {facts.clients} may send anything. The rule “{robust.rule}” limits "
-        f"what "
-        f"that does to the model. Expelled: {gone}. ε does not depend on how many lie, up to that "
-        f"number."
+        f"what that does to the model. Expelled: {gone}. ε does not depend on how many lie, up to that "
+        "number."
     )
 
 

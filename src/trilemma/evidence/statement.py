@@ -113,8 +113,7 @@ def _answers(facts: PackFacts, accounts: Mapping[int, LedgerAccount]) -> Iterato
     yield (
         "Composition",
         f"{noise.rounds} rounds{f' and {beside} evaluations' if beside else ''} together; a ledger adds "
-        f"every "
-        "other run of its party",
+        "every other run of its party",
     )
     yield "Threat model", f"{held.threat}: {against(facts, held)}"
     for one in held.assumptions:
@@ -123,8 +122,7 @@ def _answers(facts: PackFacts, accounts: Mapping[int, LedgerAccount]) -> Iterato
     yield (
         "Floating point",
         "contribution and noise are whole numbers on a public grid; that drawn noise is not quite Gaussian "
-        "is "
-        f"paid for in ε (spread {drawn['spread']:.2g})"
+        f"is paid for in ε (spread {drawn['spread']:.2g})"
         if facts.kind == "federation"
         else "a simulation adds noise to floating-point numbers; a federation adds whole numbers on a grid",
     )
@@ -155,8 +153,8 @@ def _utility(facts: PackFacts) -> Iterator[Block]:
         per = math.sqrt(law["sigma_ind"] ** 2 / facts.clients)
         yield Words(
             f"Planned: the noise that stays in the mean of all {facts.clients} parties has standard "
-            f"deviation "
-            f"{per:.4g} in each of {facts.dim:,} numbers, {per * math.sqrt(facts.dim):.4g} in all, against "
+            f"deviation {per:.4g} in each of {facts.dim:,} numbers, {per * math.sqrt(facts.dim):.4g} in all, "
+            "against "
             f"contributions of at most {facts.noise.release['clip']:g}."  # type: ignore[index]
         )
 
