@@ -249,6 +249,7 @@ def deadly_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[confi
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("plugins_forgotten")
 def test_a_killed_worker_is_replaced_and_its_cell_tried_once_more(tmp_path: Path, monkeypatch) -> None:
     once, twice, mean = deadly_cells(tmp_path, monkeypatch)
     outcome = simulate.run_cells([once, twice, mean], tmp_path / "out", jobs=1)
